@@ -1,0 +1,1 @@
+"""Block identity, prefix index, eviction order: pure, synchronous, no I/O."""

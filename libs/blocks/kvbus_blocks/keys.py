@@ -1,0 +1,44 @@
+"""Block identity: 128-bit keys that name a block by all tokens up to its end and by the cache domain.
+
+    domain_key = BLAKE2b-256(canonical form of the cache domain)
+    key[i]     = BLAKE2b-128(key=domain_key, parent key[i-1] || tokens of block i as little-endian u32)
+
+The chain starts below the empty parent. Two requests share a block exactly when their domain and all tokens up to the end of the
+block are equal; tenants with different salts share nothing.
+"""
+
+from hashlib import blake2b
+
+import msgspec
+
+KEY_BYTES = 16
+ROOT = b""
+_TOKEN_BYTES = 4
+_PERSON = b"kvbus.block.v1"
+
+
+class CacheDomain(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything besides the tokens that must be equal for two blocks to hold the same data."""
+
+    model_fingerprint: str
+    block_size: int
+    kv_layout: str
+    lora: str = ""
+    salt: str = ""
+
+    def key(self) -> bytes:
+        """The 32-byte key that seeds every block key of this domain."""
+        fields = (self.model_fingerprint, self.block_size, self.kv_layout, self.lora, self.salt)
+        return blake2b(msgspec.msgpack.encode(fields), digest_size=32, person=_PERSON).digest()
+
+
+def chain_keys(domain_key: bytes, tokens: bytes | memoryview, block_size: int, parent: bytes = ROOT) -> list[bytes]:
+    """Keys of the whole blocks in ``tokens`` (packed little-endian u32) below ``parent``; a partial last block has no key."""
+    size = block_size * _TOKEN_BYTES
+    keys: list[bytes] = []
+    for end in range(size, len(tokens) + 1, size):
+        state = blake2b(parent, digest_size=KEY_BYTES, key=domain_key, person=_PERSON)
+        state.update(tokens[end - size : end])
+        parent = state.digest()
+        keys.append(parent)
+    return keys

@@ -1,0 +1,74 @@
+"""Messages to a frontend: what one engine step produced, in one message."""
+
+import msgspec
+
+from kvbus_wire.errors import ErrorReply
+from kvbus_wire.message import Message, Part
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """The engine began a request. ``cached_tokens`` were in G1, ``onboarded_tokens`` of them had been fetched from a lower tier."""
+
+    request_id: str
+    cached_tokens: int
+    onboarded_tokens: int = 0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """``top``: (token id, natural log probability), most likely first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """Output tokens ``start`` .. of a request (packed u32), and their logprobs when asked for."""
+
+    request_id: str
+    start: int
+    tokens: bytes
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Usage(Part):
+    """True token counts. ``cached_tokens`` of the prompt were not computed, from whichever tier they came."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    onboarded_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+class Ended(Part):
+    """The one terminal event of a request. ``reason``: stop, length, cancelled or error.
+
+    ``stop_token_id``: the token that ended it (EOS or a stop id; it is not part of the output).
+    """
+
+    request_id: str
+    reason: str
+    usage: Usage
+    stop_token_id: int | None = None
+    error: ErrorReply | None = None
+
+
+class StepFrame(Message):
+    """Everything one step produced for one frontend; an empty frame is a heartbeat.
+
+    ``seq`` counts 1, 2, 3.. per (worker incarnation, frontend). A heartbeat carries the seq of the last frame that was not empty
+    and is not kept for replay, so a lost last frame is noticed by the next heartbeat.
+    """
+
+    worker_id: str
+    incarnation: int
+    seq: int
+    started: tuple[Started, ...] = ()
+    deltas: tuple[Delta, ...] = ()
+    ended: tuple[Ended, ...] = ()
+
+    @property
+    def is_heartbeat(self) -> bool:
+        return not (self.started or self.deltas or self.ended)

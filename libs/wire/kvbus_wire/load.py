@@ -1,0 +1,24 @@
+"""What workers tell the routers about themselves."""
+
+from kvbus_wire.message import Message
+
+
+class LoadReport(Message):
+    """``waiting_tokens``: prompt tokens that still have to be computed, of waiting and running requests.
+
+    ``kv_seq``: the last KV event emitted, so that a lost last event is noticed. Rates are measured (EWMA) or the engine's prior.
+    """
+
+    instance_id: str
+    incarnation: int
+    model: str
+    running: int
+    waiting: int
+    waiting_tokens: int
+    used_blocks: int
+    total_blocks: int
+    kv_seq: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    draining: bool = False
+    request_ids: tuple[str, ...] = ()

@@ -1,0 +1,55 @@
+"""Instance records: who is there. Each lies under a lease in the key-value bucket; an expired record means the instance is gone."""
+
+from kvbus_wire.message import Message, Part
+
+
+class ModelCard(Part):
+    """All that a frontend needs to serve a model without having its files.
+
+    ``fingerprint``: hash of the weights' identity and config, part of the cache domain. ``bundle``: name of the object with the
+    tokenizer, chat template and generation config (a tar, named by its SHA-256). ``kv_layout``: fingerprint of dtype and block layout.
+    """
+
+    name: str
+    fingerprint: str
+    block_size: int
+    context_length: int
+    bundle: str
+    kv_layout: str
+    eos_token_ids: tuple[int, ...] = ()
+    created_s: int = 0
+
+
+class WorkerRecord(Part):
+    """``role``: both, prefill or decode."""
+
+    model: ModelCard
+    engine: str
+    total_blocks: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    role: str = "both"
+
+
+class KvbmRecord(Part):
+    """``onboard_bytes_per_s``: what a worker of this host can expect when it reads blocks back."""
+
+    g2_bytes: int
+    onboard_bytes_per_s: float = 0.0
+
+
+class InstanceRecord(Message):
+    """``host_id``: instances with the same one share memory. ``incarnation`` grows with each start of the same id."""
+
+    service: str
+    instance_id: str
+    incarnation: int
+    host_id: str
+    version: str
+    started_ms: int
+    draining: bool = False
+    health_url: str = ""
+    worker: WorkerRecord | None = None
+    kvbm: KvbmRecord | None = None

@@ -1,0 +1,66 @@
+"""Parts that ride with a request through every service."""
+
+from kvbus_wire.message import Part
+
+
+class AgentHints(Part):
+    """What the harness knows about the request (``nvext.agent_hints``).
+
+    ``priority``: higher is sooner; ``strict_priority``: an absolute tier in the router's queue; ``osl``: expected output tokens.
+    """
+
+    priority: int = 0
+    strict_priority: int = 0
+    osl: int | None = None
+    latency_sensitivity: float | None = None
+    speculative_prefill: bool = False
+
+
+class SessionRef(Part):
+    """The agent session a request belongs to; ``final``: nothing follows in this session."""
+
+    id: str
+    parent: str | None = None
+    final: bool = False
+    ephemeral: bool = False
+
+
+class Sampling(Part):
+    """``temperature`` 0 is greedy; ``top_k`` 0 is off; ``logprobs`` None is off, 0 is the sampled token only.
+
+    ``seed``: token i of the output is drawn from a generator keyed by (seed, i), so a migrated request draws the same tokens.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+
+
+class Stopping(Part):
+    """When the engine ends by itself. ``max_tokens`` counts all output tokens, those of before a migration included.
+
+    Stop strings are the frontend's: it alone turns tokens into text.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class MockOutput(Part):
+    """What the mock engine shall say: raw model output, tokenised by the worker; refused by every other engine.
+
+    ``chunks`` are pieces whose tokens are emitted in one step each (joined they are the output).
+    """
+
+    output: str = ""
+    finish: str = "stop"
+    chunks: tuple[str, ...] = ()

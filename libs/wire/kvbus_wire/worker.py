@@ -1,0 +1,100 @@
+"""Messages to a worker (and, of the control messages, to kvbm)."""
+
+from kvbus_wire.message import Message, Part
+from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
+
+
+class Generate(Message):
+    """Run a request. Idempotent: twice with one ``request_id`` runs once.
+
+    The prompt is ``prefix_tokens`` tokens that end with the block ``prefix_key`` (the worker is believed to hold them), then
+    ``tokens`` (packed). Its last ``resumed`` tokens are output that another worker produced before: they count for
+    ``max_tokens``, penalties and seeds, and the first delta starts at that offset. Deltas go to the frontend's step subject.
+    """
+
+    request_id: str
+    model: str
+    frontend_id: str
+    tokens: bytes
+    sampling: Sampling
+    stopping: Stopping
+    deadline_ms: int
+    prefix_key: bytes = b""
+    prefix_tokens: int = 0
+    resumed: int = 0
+    cache_salt: str = ""
+    lora: str = ""
+    hints: AgentHints = AgentHints()
+    session: SessionRef | None = None
+    mock: MockOutput | None = None
+    trace: str = ""
+
+
+class Accepted(Message):
+    """The request runs (or has run); everything else arrives in step frames of this incarnation."""
+
+    request_id: str
+    incarnation: int
+
+
+class NeedTokens(Message):
+    """The prefix is gone: send Generate again with all tokens."""
+
+    request_id: str
+
+
+class Cancel(Message):
+    """Idempotent; a running request ends with reason ``cancelled``."""
+
+    request_id: str
+    reason: str
+
+
+class Done(Message):
+    """A control message was carried out."""
+
+
+class ReplaySteps(Message):
+    """Send the step frames ``first_seq`` .. ``last_seq`` of this incarnation to the frontend again."""
+
+    frontend_id: str
+    incarnation: int
+    first_seq: int
+    last_seq: int
+
+
+class ReplayedSteps(Message):
+    """``frames``: encoded StepFrames. A range that left the ring is answered by an ErrorReply with code ``gone``."""
+
+    frames: tuple[bytes, ...]
+
+
+class Drain(Message):
+    """Stop taking work, finish what runs, then end."""
+
+
+class BlockSnapshot(Message):
+    """Which blocks do you hold? Answered in chunks: ask again with ``cursor`` until ``next_cursor`` is None."""
+
+    cursor: int = 0
+    snapshot_id: str = ""
+
+
+class SnapshotChain(Part):
+    """``keys`` (packed) follow ``parent`` (empty: the root) one after the other, as in a Stored event."""
+
+    parent: bytes
+    keys: bytes
+
+
+class BlockSnapshotChunk(Message):
+    """``kv_seq``: the last event that the snapshot includes; later events apply on top of it."""
+
+    snapshot_id: str
+    instance_id: str
+    incarnation: int
+    model: str
+    tier: str
+    kv_seq: int
+    chains: tuple[SnapshotChain, ...]
+    next_cursor: int | None = None
