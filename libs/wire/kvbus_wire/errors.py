@@ -23,7 +23,7 @@ class ErrorCode(StrEnum):
     INTERNAL = "internal"
 
 
-class ErrorReply(Message, tag="error"):
+class ErrorReply(Message, frozen=True, tag="error"):
     """``retryable``: the same request may succeed elsewhere or later; ``retry_after_s``: not before that."""
 
     code: ErrorCode

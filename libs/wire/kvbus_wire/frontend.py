@@ -31,7 +31,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Usage(Part):
+class Usage(Part, frozen=True):
     """True token counts. ``cached_tokens`` of the prompt were not computed, from whichever tier they came."""
 
     prompt_tokens: int
@@ -42,7 +42,7 @@ class Usage(Part):
     prefill_s: float = 0.0
 
 
-class Ended(Part):
+class Ended(Part, frozen=True):
     """The one terminal event of a request. ``reason``: stop, length, cancelled or error.
 
     ``stop_token_id``: the token that ended it (EOS or a stop id; it is not part of the output).
@@ -55,7 +55,7 @@ class Ended(Part):
     error: ErrorReply | None = None
 
 
-class StepFrame(Message):
+class StepFrame(Message, frozen=True):
     """Everything one step produced for one frontend; an empty frame is a heartbeat.
 
     ``seq`` counts 1, 2, 3.. per (worker incarnation, frontend). A heartbeat carries the seq of the last frame that was not empty

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from kvbus_blocks.keys import KEY_BYTES
 from kvbus_wire.message import CONTENT_TYPE_JSON, DecodeFailed, Decoder, Message, encode
-from kvbus_wire.packing import KEY_BYTES, unpack_keys
+from kvbus_wire.packing import unpack_keys
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):
@@ -32,7 +33,7 @@ class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
 KvEvent = Stored | Removed | Cleared
 
 
-class KvEvents(Message):
+class KvEvents(Message, frozen=True):
     """A batch of one instance's events for one tier (``g1`` device, ``g2`` host memory, ``g3`` NVMe, ``g4`` cluster store)."""
 
     instance_id: str

@@ -9,7 +9,7 @@ Every lease has a deadline, after which kvbm frees what it holds: a crashed work
 from kvbus_wire.message import Message, Part
 
 
-class AttachPool(Message):
+class AttachPool(Message, frozen=True):
     """Open (or create) the pool for blocks of one layout. ``block_bytes``: size of one block."""
 
     instance_id: str
@@ -20,7 +20,7 @@ class AttachPool(Message):
     block_size: int = 16
 
 
-class AttachedPool(Message):
+class AttachedPool(Message, frozen=True):
     """``path``: file to map; slot i lies at ``i * slot_bytes``. ``pool_id`` changes when kvbm restarts: attach again."""
 
     pool_id: str
@@ -29,7 +29,7 @@ class AttachedPool(Message):
     slots: int
 
 
-class Slot(Part):
+class Slot(Part, frozen=True):
     """Where a block lies. ``generation`` grows whenever the slot is used anew; ``checksum``: XXH3-64 of the block's bytes."""
 
     index: int
@@ -37,7 +37,7 @@ class Slot(Part):
     checksum: int = 0
 
 
-class ReserveBlocks(Message):
+class ReserveBlocks(Message, frozen=True):
     """Room for a chain of blocks below ``parent``. ``keys``: packed."""
 
     pool_id: str
@@ -46,7 +46,7 @@ class ReserveBlocks(Message):
     keys: bytes
 
 
-class ReservedBlocks(Message):
+class ReservedBlocks(Message, frozen=True):
     """``slots[i]`` is None when block i is not wanted: it is there already, or there is no room for it."""
 
     lease_id: str
@@ -54,14 +54,14 @@ class ReservedBlocks(Message):
     slots: tuple[Slot | None, ...]
 
 
-class CommitBlocks(Message):
+class CommitBlocks(Message, frozen=True):
     """``checksums[i]`` None: block i was not written. Ends the lease."""
 
     lease_id: str
     checksums: tuple[int | None, ...]
 
 
-class PinBlocks(Message):
+class PinBlocks(Message, frozen=True):
     """Make the leading blocks of ``keys`` (packed) readable until the lease ends."""
 
     pool_id: str
@@ -69,7 +69,7 @@ class PinBlocks(Message):
     keys: bytes
 
 
-class PinnedBlocks(Message):
+class PinnedBlocks(Message, frozen=True):
     """``slots`` of the leading blocks that are there; none: no lease was made and ``lease_id`` is empty."""
 
     lease_id: str
@@ -77,7 +77,7 @@ class PinnedBlocks(Message):
     slots: tuple[Slot, ...]
 
 
-class ReleaseLease(Message):
+class ReleaseLease(Message, frozen=True):
     """Idempotent. ``corrupt``: positions of blocks whose checksum did not hold; kvbm drops them."""
 
     lease_id: str

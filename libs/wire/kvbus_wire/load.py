@@ -3,7 +3,7 @@
 from kvbus_wire.message import Message
 
 
-class LoadReport(Message):
+class LoadReport(Message, frozen=True):
     """``waiting_tokens``: prompt tokens that still have to be computed, of waiting and running requests.
 
     ``kv_seq``: the last KV event emitted, so that a lost last event is noticed. Rates are measured (EWMA) or the engine's prior.

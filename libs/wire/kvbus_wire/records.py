@@ -3,11 +3,12 @@
 from kvbus_wire.message import Message, Part
 
 
-class ModelCard(Part):
+class ModelCard(Part, frozen=True):
     """All that a frontend needs to serve a model without having its files.
 
     ``fingerprint``: hash of the weights' identity and config, part of the cache domain. ``bundle``: name of the object with the
-    tokenizer, chat template and generation config (a tar, named by its SHA-256). ``kv_layout``: fingerprint of dtype and block layout.
+    tokenizer, chat template and generation config (a tar, named by its SHA-256).
+    ``kv_layout``: fingerprint of dtype and block layout.
     """
 
     name: str
@@ -20,7 +21,7 @@ class ModelCard(Part):
     created_s: int = 0
 
 
-class WorkerRecord(Part):
+class WorkerRecord(Part, frozen=True):
     """``role``: both, prefill or decode."""
 
     model: ModelCard
@@ -33,14 +34,14 @@ class WorkerRecord(Part):
     role: str = "both"
 
 
-class KvbmRecord(Part):
+class KvbmRecord(Part, frozen=True):
     """``onboard_bytes_per_s``: what a worker of this host can expect when it reads blocks back."""
 
     g2_bytes: int
     onboard_bytes_per_s: float = 0.0
 
 
-class InstanceRecord(Message):
+class InstanceRecord(Message, frozen=True):
     """``host_id``: instances with the same one share memory. ``incarnation`` grows with each start of the same id."""
 
     service: str

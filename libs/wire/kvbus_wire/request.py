@@ -3,7 +3,7 @@
 from kvbus_wire.message import Part
 
 
-class AgentHints(Part):
+class AgentHints(Part, frozen=True):
     """What the harness knows about the request (``nvext.agent_hints``).
 
     ``priority``: higher is sooner; ``strict_priority``: an absolute tier in the router's queue; ``osl``: expected output tokens.
@@ -16,7 +16,7 @@ class AgentHints(Part):
     speculative_prefill: bool = False
 
 
-class SessionRef(Part):
+class SessionRef(Part, frozen=True):
     """The agent session a request belongs to; ``final``: nothing follows in this session."""
 
     id: str
@@ -25,7 +25,7 @@ class SessionRef(Part):
     ephemeral: bool = False
 
 
-class Sampling(Part):
+class Sampling(Part, frozen=True):
     """``temperature`` 0 is greedy; ``top_k`` 0 is off; ``logprobs`` None is off, 0 is the sampled token only.
 
     ``seed``: token i of the output is drawn from a generator keyed by (seed, i), so a migrated request draws the same tokens.
@@ -43,7 +43,7 @@ class Sampling(Part):
     logprobs: int | None = None
 
 
-class Stopping(Part):
+class Stopping(Part, frozen=True):
     """When the engine ends by itself. ``max_tokens`` counts all output tokens, those of before a migration included.
 
     Stop strings are the frontend's: it alone turns tokens into text.
@@ -55,7 +55,7 @@ class Stopping(Part):
     ignore_eos: bool = False
 
 
-class MockOutput(Part):
+class MockOutput(Part, frozen=True):
     """What the mock engine shall say: raw model output, tokenised by the worker; refused by every other engine.
 
     ``chunks`` are pieces whose tokens are emitted in one step each (joined they are the output).

@@ -4,7 +4,7 @@ from kvbus_wire.message import Message, Part
 from kvbus_wire.request import AgentHints, SessionRef
 
 
-class RouteRequest(Message):
+class RouteRequest(Message, frozen=True):
     """Place a request. No tokens, no text: ``keys`` are the packed block keys of the whole blocks of the prompt.
 
     ``excluded``: workers that have failed this request already. ``deadline_ms``: unix milliseconds. Idempotent by ``request_id``:
@@ -25,7 +25,7 @@ class RouteRequest(Message):
     excluded: tuple[str, ...] = ()
 
 
-class Candidate(Part):
+class Candidate(Part, frozen=True):
     """One worker's terms in a decision, for explanations. Times in seconds, sizes in tokens."""
 
     worker_id: str
@@ -36,7 +36,7 @@ class Candidate(Part):
     running: int
 
 
-class Placement(Message):
+class Placement(Message, frozen=True):
     """``cached_tokens``: what the worker is believed to hold in G1; ``onboard_tokens``: what it can fetch beyond that."""
 
     request_id: str
@@ -49,7 +49,7 @@ class Placement(Message):
     candidates: tuple[Candidate, ...] = ()
 
 
-class Progress(Message):
+class Progress(Message, frozen=True):
     """A placed request moves on: ``phase`` is ``first_token`` or ``finished``. Finished ends its reservation."""
 
     request_id: str
@@ -58,7 +58,7 @@ class Progress(Message):
     output_tokens: int = 0
 
 
-class Decision(Message):
+class Decision(Message, frozen=True):
     """A reservation made by one router, for its replicas."""
 
     router_id: str

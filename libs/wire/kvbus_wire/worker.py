@@ -4,7 +4,7 @@ from kvbus_wire.message import Message, Part
 from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
 
 
-class Generate(Message):
+class Generate(Message, frozen=True):
     """Run a request. Idempotent: twice with one ``request_id`` runs once.
 
     The prompt is ``prefix_tokens`` tokens that end with the block ``prefix_key`` (the worker is believed to hold them), then
@@ -30,31 +30,31 @@ class Generate(Message):
     trace: str = ""
 
 
-class Accepted(Message):
+class Accepted(Message, frozen=True):
     """The request runs (or has run); everything else arrives in step frames of this incarnation."""
 
     request_id: str
     incarnation: int
 
 
-class NeedTokens(Message):
+class NeedTokens(Message, frozen=True):
     """The prefix is gone: send Generate again with all tokens."""
 
     request_id: str
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     """Idempotent; a running request ends with reason ``cancelled``."""
 
     request_id: str
     reason: str
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """A control message was carried out."""
 
 
-class ReplaySteps(Message):
+class ReplaySteps(Message, frozen=True):
     """Send the step frames ``first_seq`` .. ``last_seq`` of this incarnation to the frontend again."""
 
     frontend_id: str
@@ -63,31 +63,31 @@ class ReplaySteps(Message):
     last_seq: int
 
 
-class ReplayedSteps(Message):
+class ReplayedSteps(Message, frozen=True):
     """``frames``: encoded StepFrames. A range that left the ring is answered by an ErrorReply with code ``gone``."""
 
     frames: tuple[bytes, ...]
 
 
-class Drain(Message):
+class Drain(Message, frozen=True):
     """Stop taking work, finish what runs, then end."""
 
 
-class BlockSnapshot(Message):
+class BlockSnapshot(Message, frozen=True):
     """Which blocks do you hold? Answered in chunks: ask again with ``cursor`` until ``next_cursor`` is None."""
 
     cursor: int = 0
     snapshot_id: str = ""
 
 
-class SnapshotChain(Part):
+class SnapshotChain(Part, frozen=True):
     """``keys`` (packed) follow ``parent`` (empty: the root) one after the other, as in a Stored event."""
 
     parent: bytes
     keys: bytes
 
 
-class BlockSnapshotChunk(Message):
+class BlockSnapshotChunk(Message, frozen=True):
     """``kv_seq``: the last event that the snapshot includes; later events apply on top of it."""
 
     snapshot_id: str

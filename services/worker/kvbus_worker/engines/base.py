@@ -47,8 +47,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``tokens``: the whole prompt, its last ``resumed`` tokens being output of another worker. ``domain_key`` seeds the block keys.
+    """``tokens``: the whole prompt, its last ``resumed`` tokens being output of another worker.
 
+    ``domain_key`` seeds the block keys.
     ``onboarded_tokens``: how many of the cached tokens the worker has just imported, reported back in Started and Usage.
     """
 
@@ -137,5 +138,6 @@ class Engine(Protocol):
     ) -> int:
         """Make blocks reusable below ``parent``, which must be in G1 (or the root). ``tokens``: packed ids per block.
 
-        Returns how many leading blocks are in G1 afterwards; takes only free or evictable room. BlocksStored is emitted for new ones.
+        Returns how many leading blocks are in G1 afterwards; takes only free or evictable room.
+        BlocksStored is emitted for new ones.
         """
