@@ -1,0 +1,1 @@
+"""The `kvbus` command. Services are imported by name when their verb is used, never statically."""

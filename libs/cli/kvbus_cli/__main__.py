@@ -1,2 +1,67 @@
-def main() -> int:
-    return 0
+"""Entry point: picks the verb and imports only what that verb needs."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+SERVICES = {
+    "frontend": "HTTP API: templates, tokenizing, streaming, usage",
+    "router": "worker choice, queueing, reservations",
+    "indexer": "the global view of which instance holds which KV block",
+    "worker": "one inference engine (torch or mock)",
+    "kvbm": "KV block tiers of one host, shared by its workers",
+}
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """``module`` has ``main(argv) -> int``."""
+
+    module: str
+    help: str
+
+
+VERBS = {
+    "up": Verb("kvbus_cli.up.command", "start the whole system on this machine, bus included"),
+    "nats": Verb("kvbus_cli.nats_command", "run the embedded nats-server in the foreground"),
+    "model": Verb("kvbus_cli.model_command", "list and prepare the models that come with kvbus"),
+    "chat": Verb("kvbus_cli.chat.command", "chat in the terminal; shows TTFT, tokens/s and cached tokens per turn"),
+    "events": Verb("kvbus_cli.events.command", "follow the KV event stream"),
+    "bench": Verb("kvbus_cli.bench.command", "measurements: bench startup"),
+    "check-config": Verb("kvbus_cli.service_verbs", "print the effective settings of a service and start nothing"),
+    "version": Verb("kvbus_cli.version_command", "print versions"),
+}
+
+
+def overview() -> str:
+    width = max(map(len, [*SERVICES, *VERBS])) + 2
+    lines = ["usage: kvbus VERB ...", "", "services (each also alone on its own host, with --nats URL):"]
+    lines += [f"  {name:<{width}}{text}" for name, text in SERVICES.items()]
+    lines += ["", "tools:"]
+    lines += [f"  {name:<{width}}{verb.help}" for name, verb in VERBS.items()]
+    lines += ["", "kvbus VERB --help tells the rest."]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if arguments else 2
+    verb, rest = arguments[0], arguments[1:]
+    if verb == "--version":
+        verb = "version"
+    if verb in SERVICES:
+        from kvbus_cli.service_verbs import run_service_cli
+
+        return run_service_cli(verb, rest)
+    if verb not in VERBS:
+        print(f"kvbus: there is no verb {verb!r}\n\n{overview()}", file=sys.stderr)
+        return 2
+    status: int = importlib.import_module(VERBS[verb].module).main(rest)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

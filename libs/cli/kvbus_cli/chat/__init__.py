@@ -1,0 +1,1 @@
+"""`kvbus chat`: a small terminal chat over the Chat Completions API."""

@@ -1,0 +1,1 @@
+"""`kvbus up`: the whole system on one machine. Nothing restarts itself."""

@@ -1,0 +1,179 @@
+"""Arguments, checks and signals of `kvbus up`."""
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from kvbus_cli.model_command import DEFAULT_MODEL, prepared_model
+from kvbus_cli.paths import state_root
+from kvbus_cli.up.console import TerminalReporter
+from kvbus_cli.up.plan import SERVICES, ProcessSpec, UpOptions, plan
+from kvbus_cli.up.ports import free_port_picker, is_free
+from kvbus_cli.up.state_dir import StateDirInUse, locked
+from kvbus_cli.up.status import StatusFile
+from kvbus_cli.up.system import System
+from kvbus_runtime.nats_server import NatsServerNotFound
+
+_EPILOG = f"""\
+A service that dies is reported with its last log lines. Nothing restarts itself: while another of its kind lives (the workers)
+the system goes on, otherwise everything is ended and the exit status is 1. Ctrl-C or SIGTERM ends everything in order, the
+frontend first and the bus last, with exit status 0; a second one kills what is left.
+Every setting of a service can also be given by its environment variable (KVBUS_WORKER_DEVICE=cuda kvbus up), or by
+--set SERVICE.NAME=VALUE, SERVICE being one of {", ".join(SERVICES)}.
+"""
+
+
+def _override(text: str) -> tuple[str, str, str]:
+    target, equals, value = text.partition("=")
+    service, dot, name = target.partition(".")
+    if not (equals and dot and name) or service not in SERVICES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SERVICE.NAME=VALUE with a service of {', '.join(SERVICES)}")
+    return service, name, value
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    defaults = UpOptions()
+    up = argparse.ArgumentParser(
+        prog="kvbus up",
+        description="Start the whole system on this machine: nats-server, frontend, router, indexer, workers, kvbm.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    up.add_argument("--http-host", default=defaults.http_host, help=f"address of the HTTP API ({defaults.http_host})")
+    up.add_argument(
+        "--http-port", type=int, default=defaults.http_port, help=f"port of the HTTP API ({defaults.http_port})"
+    )
+    up.add_argument("--engine", default=defaults.engine, help=f"engine of the workers: torch, mock ({defaults.engine})")
+    up.add_argument(
+        "--workers", type=_positive, default=defaults.workers, help=f"how many workers ({defaults.workers})"
+    )
+    up.add_argument(
+        "--model", default="", help=f"folder of the model; default: {DEFAULT_MODEL}, prepared when it is missing"
+    )
+    up.add_argument("--served-model-name", default="", help="name of the model in the HTTP API")
+    up.add_argument(
+        "--mock-speedup", type=float, default=None, help="mock engine: how many times faster than its timing model"
+    )
+    up.add_argument("--kv-blocks", type=_positive, default=None, help="KV blocks of each worker")
+    up.add_argument("--nats", default="", metavar="URL", help="use this running NATS server instead of an embedded one")
+    up.add_argument("--namespace", default=defaults.namespace, help=f"prefix of all subjects ({defaults.namespace})")
+    up.add_argument(
+        "--state-dir", type=Path, default=None, help="folder for logs and bus data (~/.local/state/kvbus/up-PORT)"
+    )
+    up.add_argument("--log-level", default=defaults.log_level, help=f"of all services ({defaults.log_level})")
+    up.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        default=defaults.drain_timeout_s,
+        help="how long requests may finish at the end (10)",
+    )
+    up.add_argument("--ready-timeout-s", type=float, default=900.0, help="how long the start may take (900)")
+    up.add_argument(
+        "--keep-going", action="store_true", help="end only when the bus dies; for experiments with failures"
+    )
+    up.add_argument(
+        "--json-status", type=Path, default=None, metavar="FILE", help="keep state, addresses and processes in FILE"
+    )
+    up.add_argument(
+        "--set",
+        type=_override,
+        action="append",
+        default=[],
+        metavar="SERVICE.NAME=VALUE",
+        help="a setting of a service",
+    )
+    return up
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parser().parse_args(argv)
+    console = Console(soft_wrap=False)
+    if not is_free(arguments.http_host, arguments.http_port):
+        print(
+            f"kvbus up: {arguments.http_host}:{arguments.http_port} cannot be listened on; give another --http-port",
+            file=sys.stderr,
+        )
+        return 2
+    state_dir: Path = (arguments.state_dir or state_root() / f"up-{arguments.http_port}").absolute()
+    try:
+        with locked(state_dir):
+            model = arguments.model or prepared_model(DEFAULT_MODEL)
+            return asyncio.run(_run(arguments, _options(arguments, model), state_dir, console))
+    except (StateDirInUse, NatsServerNotFound) as error:
+        print(f"kvbus up: {error}", file=sys.stderr)
+    except ChildProcessError as error:
+        print(f"kvbus up: the model could not be prepared: {error}", file=sys.stderr)
+    return 1
+
+
+def _options(arguments: argparse.Namespace, model: str) -> UpOptions:
+    return UpOptions(
+        http_host=arguments.http_host,
+        http_port=arguments.http_port,
+        engine=arguments.engine,
+        workers=arguments.workers,
+        model=model,
+        served_model_name=arguments.served_model_name,
+        mock_speedup=arguments.mock_speedup,
+        kv_blocks=arguments.kv_blocks,
+        namespace=arguments.namespace,
+        log_level=arguments.log_level,
+        drain_timeout_s=arguments.drain_timeout_s,
+        overrides=tuple(arguments.set),
+    )
+
+
+def _base_url(host: str, port: int) -> str:
+    """An address that a client on this machine can use."""
+    client_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{client_host}:{port}"
+
+
+async def _run(arguments: argparse.Namespace, options: UpOptions, state_dir: Path, console: Console) -> int:
+    free_port = free_port_picker(random.Random())
+
+    def make_plan(nats_url: str) -> list[ProcessSpec]:
+        return plan(options, nats_url=nats_url, python=sys.executable, free_port=free_port)
+
+    system = System(
+        make_plan,
+        url=_base_url(options.http_host, options.http_port),
+        nats_url=arguments.nats,
+        namespace=options.namespace,
+        state_dir=state_dir,
+        reporter=TerminalReporter(console),
+        status_file=StatusFile(arguments.json_status),
+        ready_timeout_s=arguments.ready_timeout_s,
+        stop_grace_s=options.drain_timeout_s + 5.0,
+        keep_going=arguments.keep_going,
+    )
+    _handle_signals(system)
+    return await system.run()
+
+
+def _handle_signals(system: System) -> None:
+    loop = asyncio.get_running_loop()
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) == 1:
+            system.request_stop(number.name)
+        else:
+            system.force()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal, number)
