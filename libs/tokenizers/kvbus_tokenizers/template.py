@@ -1,0 +1,141 @@
+"""Chat templates: messages to a prompt, as segments in which only the template's own text holds control tokens.
+
+Templates come with models and run in jinja2's immutable sandbox, with the settings and functions that Hugging Face templates
+expect (their ``apply_chat_template`` is the reference).
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import msgspec
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvbus_tokenizers.bundle import CHAT_TEMPLATE, TOKENIZER_CONFIG, ModelBundle
+from kvbus_tokenizers.control import ControlTokens, Segment
+from kvbus_tokenizers.errors import TemplateFailed
+from kvbus_tokenizers.tokenizer import Tokenizer
+
+Clock = Callable[[], datetime]
+
+
+class _Refusal(jinja2.TemplateError):
+    """The template called ``raise_exception``."""
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's text for training; here it is only its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Plain JSON: jinja2's own filter escapes <, > and & for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _Refusal(message)
+
+
+def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda layout: clock().strftime(layout)
+    return environment
+
+
+class ChatTemplate:
+    """One model's chat template.
+
+    Besides the special tokens, it guards the added tokens that the template itself writes (``<think>``, ``<tool_call>``, ...): in
+    everything but the assistant's own messages they are plain text.
+    """
+
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, *, tools_source: str | None = None, clock: Clock = datetime.now
+    ) -> None:
+        """``tools_source``: a second template for requests with tools. Raise TemplateFailed for broken syntax."""
+        environment = _environment(clock)
+        try:
+            self._template = environment.from_string(source)
+            self._tools_template = environment.from_string(tools_source) if tools_source is not None else self._template
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateFailed(f"the chat template is broken in line {error.lineno}: {error.message}") from error
+        self.source = source
+        text = source + (tools_source or "")
+        special = [token for token in tokenizer.added_tokens.values() if token.special]
+        markers = [
+            t for t in tokenizer.added_tokens.values() if not t.special and t.content.strip() and t.content in text
+        ]
+        self._control = ControlTokens(special, markers)
+        self._names = dict(tokenizer.named_tokens)
+
+    @property
+    def takes_argument_strings(self) -> bool:
+        """Whether the template handles tool-call arguments that are JSON text, as the model wrote them, and not objects only."""
+        return "arguments is string" in self.source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[Segment]:
+        """The prompt of a conversation of plain JSON values. Raise TemplateFailed.
+
+        ``variables``: more names for the template.
+        """
+        request = {"messages": list(messages), "tools": list(tools) if tools else None, **(variables or {})}
+        guarded, mark = self._control.guard(request, own_words=_is_assistant)
+        template = self._tools_template if tools else self._template
+        names = {**self._names, "add_generation_prompt": add_generation_prompt, **guarded}
+        try:
+            text = template.render(names)
+        except _Refusal as error:
+            raise TemplateFailed(str(error).replace(mark, "") if mark else str(error), refused=True) from error
+        except Exception as error:  # a template is a program: anything may come out of it
+            raise TemplateFailed(f"the chat template failed: {type(error).__name__}: {error}") from error
+        return self._control.split_guarded(text, mark)
+
+
+def _is_assistant(value: Any) -> bool:
+    return bool(value.get("role") == "assistant")
+
+
+def load_template(bundle: ModelBundle, tokenizer: Tokenizer, *, clock: Clock = datetime.now) -> ChatTemplate | None:
+    """The template of a bundle: its own file, else the entry in tokenizer_config.json; None when the model has none.
+
+    Raise TemplateFailed.
+    """
+    if CHAT_TEMPLATE in bundle.files:
+        return ChatTemplate(bundle.files[CHAT_TEMPLATE].decode(), tokenizer, clock=clock)
+    if TOKENIZER_CONFIG not in bundle.files:
+        return None
+    entry = msgspec.json.decode(bundle.files[TOKENIZER_CONFIG]).get("chat_template")
+    if isinstance(entry, list):
+        named = {item["name"]: item["template"] for item in entry}
+        if "default" not in named:
+            return None
+        return ChatTemplate(named["default"], tokenizer, tools_source=named.get("tool_use"), clock=clock)
+    return ChatTemplate(entry, tokenizer, clock=clock) if isinstance(entry, str) else None

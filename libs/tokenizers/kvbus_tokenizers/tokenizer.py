@@ -1,0 +1,107 @@
+"""Text to token ids and back, for one model."""
+
+from collections.abc import Iterable, Sequence
+
+from kvbus_tokenizers.backends import load_backend
+from kvbus_tokenizers.bundle import TOKENIZER, TOKENIZER_CONFIG, ModelBundle
+from kvbus_tokenizers.control import ControlTokens, Segment
+from kvbus_tokenizers.detokenizer import Detokenizer
+from kvbus_tokenizers.errors import TokenizerUnsupported
+from kvbus_tokenizers.pieces import piece_decoder
+from kvbus_tokenizers.spec import named_tokens, read_spec
+
+
+class Tokenizer:
+    """The tokenizer of one model. Thread-safe; encoding releases the GIL for long text.
+
+    ``control``: its special tokens; a chat template makes a wider set of its own.
+    """
+
+    def __init__(self, tokenizer_json: bytes, tokenizer_config: bytes | None = None) -> None:
+        """Raise TokenizerUnsupported."""
+        spec = read_spec(tokenizer_json)
+        self._backend = load_backend(tokenizer_json.decode())
+        self._pieces = piece_decoder(spec.decoder)
+        self.added_tokens = {token.id: token for token in spec.added_tokens}
+        self.special_ids = frozenset(token.id for token in spec.added_tokens if token.special)
+        self.named_tokens = named_tokens(tokenizer_config)
+        self.control = ControlTokens(token for token in spec.added_tokens if token.special)
+        self.vocab_size = self._backend.vocab_size
+        self._prefix, self._suffix = self._backend.affixes()
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_bundle(cls, bundle: ModelBundle) -> "Tokenizer":
+        """Raise TokenizerUnsupported."""
+        return cls(bundle.files[TOKENIZER], bundle.files.get(TOKENIZER_CONFIG))
+
+    @property
+    def backend_name(self) -> str:
+        return self._backend.name
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the added token that is written like this."""
+        return next((token.id for token in self.added_tokens.values() if token.content == text), None)
+
+    def encode(self, text: str, *, allow_special: bool = False, add_affixes: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        ``allow_special``: special tokens spelled out in it count as such; else they are plain text.
+        ``add_affixes``: with what the model wants around a whole text (such as BOS).
+        Raise ValueError for text with lone surrogates.
+        """
+        segments = self.control.split(text) if allow_special else [Segment(text)]
+        ids = self.encode_segments(segments)
+        return [*self._prefix, *ids, *self._suffix] if add_affixes else ids
+
+    def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
+        """Token ids of segments, as if they were one text. Raise ValueError for lone surrogates (UnicodeEncodeError is one)."""
+        segments = list(segments)
+        plain = [s.text for s in segments if s.token_id is None and not s.literal]
+        encoded = iter(self._backend.encode_plain(plain)) if plain else iter(())
+        ids: list[int] = []
+        for segment in segments:
+            if segment.token_id is not None:
+                ids.append(segment.token_id)
+            elif segment.literal:
+                ids.extend(self._backend.encode_literal(segment.text))
+            else:
+                ids.extend(next(encoded))
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for (maybe a part of a UTF-8 character); empty for an id that is not in the vocabulary."""
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._read_bytes(token_id)
+        return data
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        added = self.added_tokens.get(token_id)
+        if added is not None:
+            return self._pieces.bytes_of_added(added.content, special=added.special)
+        piece = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return self._pieces.bytes_of(piece) if piece is not None else b""
+
+    def detokenizer(self, *, prompt: Sequence[int] = (), keep_special: bool = False) -> Detokenizer:
+        """A decoder for tokens that follow ``prompt``: decode(prompt) + its text == decode(prompt + tokens)."""
+        at_start = all(token_id in self.special_ids for token_id in prompt)
+        return Detokenizer(
+            self.token_bytes,
+            hidden=frozenset() if keep_special else self.special_ids,
+            special=self.special_ids,
+            strip_start=self._pieces.strip_start if at_start else 0,
+        )
+
+    def decode(self, token_ids: Iterable[int], *, keep_special: bool = False) -> str:
+        """The text of a whole token sequence; bytes that are no UTF-8 become U+FFFD."""
+        detokenizer = self.detokenizer(keep_special=keep_special)
+        return detokenizer.push(token_ids) + detokenizer.finish()
+
+
+def load_tokenizer(bundle: ModelBundle) -> Tokenizer:
+    """Raise TokenizerUnsupported."""
+    try:
+        return Tokenizer.from_bundle(bundle)
+    except UnicodeDecodeError as error:
+        raise TokenizerUnsupported(f"tokenizer.json is no UTF-8: {error}") from error
