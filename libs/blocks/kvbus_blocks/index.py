@@ -1,0 +1,64 @@
+"""The seam of the prefix index: who holds how much of a chain of blocks.
+
+An index knows blocks by the low 64 bits of their keys (`kvbus_wire.packing.short_keys`): a collision costs a wrong guess, never a
+wrong reuse, because engines and tiers compare all 128 bits. Keys are chained, so a block has exactly one parent.
+
+A block counts for an owner only while the owner holds its whole prefix, too. That is what allows a jump search. Blocks whose
+prefix is (not yet, or no longer) held are *orphans*: they are kept apart, found by no search, and count again as soon as the
+missing parents are stored. So the order in which an owner stores and evicts does not matter.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Owner(NamedTuple):
+    """One tier (``g1`` .. ``g4``) of one instance."""
+
+    instance_id: str
+    tier: str
+
+
+class StoreOutcome(NamedTuple):
+    """``added``: entries that are new. ``orphans``: of the given keys, how many no search can reach now.
+
+    ``collisions``: keys that were refused because the index knows them below another parent, or because they follow such a key.
+    """
+
+    added: int = 0
+    orphans: int = 0
+    collisions: int = 0
+
+
+class IndexSizes(NamedTuple):
+    """``blocks``: distinct keys; ``entries``: (owner, block) pairs, what memory grows with; ``orphans``: entries out of reach."""
+
+    blocks: int
+    entries: int
+    owners: int
+    orphans: int
+
+
+class PrefixIndex(Protocol):
+    """One model's index. Not thread-safe."""
+
+    def store(self, owner: Owner, parent: int | None, keys: Sequence[int]) -> StoreOutcome:
+        """The owner holds ``keys``, one after the other below ``parent`` (None: the root). Idempotent."""
+
+    def remove(self, owner: Owner, keys: Sequence[int]) -> int:
+        """The owner holds these no more. Returns how many it had held; others are ignored."""
+
+    def clear(self, owner: Owner) -> int:
+        """The owner holds nothing. Returns how many entries went."""
+
+    def drop(self, instance_id: str) -> int:
+        """Clear all owners of an instance. Returns how many entries went."""
+
+    def match(self, keys: Sequence[int]) -> dict[Owner, int]:
+        """Depth of the leading part of the chain that each owner holds; only owners with at least 1."""
+
+    def sizes(self) -> IndexSizes:
+        """In constant time."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when an invariant is broken. Walks everything: for tests."""

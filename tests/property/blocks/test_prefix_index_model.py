@@ -1,0 +1,84 @@
+"""The prefix index against a naive model: per owner a plain set of keys, and a walk for each query."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvbus_blocks.index import Owner
+from kvbus_blocks.plain_index import PlainIndex
+
+OWNERS = [Owner(instance, tier) for instance in "abc" for tier in ("g1", "g2")]
+owners = st.sampled_from(OWNERS)
+# A tree of chains: key k (from 1) has the parent k // 2 (0: the root), so every key has one parent and up to two children.
+DEEPEST = 127
+some_keys = st.lists(st.integers(1, DEEPEST), min_size=1, max_size=20)
+
+
+def chain_to(key: int) -> list[int]:
+    chain = []
+    while key:
+        chain.append(key)
+        key //= 2
+    return chain[::-1]
+
+
+class IndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PlainIndex()
+        self.held: dict[Owner, set[int]] = {owner: set() for owner in OWNERS}
+
+    @rule(owner=owners, leaf=st.integers(1, DEEPEST), skip=st.integers(0, 6))
+    def store(self, owner: Owner, leaf: int, skip: int) -> None:
+        chain = chain_to(leaf)
+        skip = min(skip, len(chain) - 1)
+        keys = chain[skip:]
+        outcome = self.index.store(owner, chain[skip - 1] if skip else None, keys)
+        new = set(keys) - self.held[owner]
+        reachable = self.held[owner].issuperset(chain[:skip])
+        assert outcome == (len(new), 0 if reachable else len(keys), 0)
+        self.held[owner] |= new
+
+    @rule(owner=owners, keys=some_keys)
+    def remove(self, owner: Owner, keys: list[int]) -> None:
+        assert self.index.remove(owner, keys) == len(self.held[owner].intersection(keys))
+        self.held[owner].difference_update(keys)
+
+    @rule(owner=owners)
+    def clear(self, owner: Owner) -> None:
+        assert self.index.clear(owner) == len(self.held[owner])
+        self.held[owner].clear()
+
+    @rule(instance=st.sampled_from("abc"))
+    def drop(self, instance: str) -> None:
+        mine = [owner for owner in OWNERS if owner.instance_id == instance]
+        assert self.index.drop(instance) == sum(len(self.held[owner]) for owner in mine)
+        for owner in mine:
+            self.held[owner].clear()
+
+    @rule(leaf=st.integers(1, 4 * DEEPEST))
+    def match(self, leaf: int) -> None:
+        chain = chain_to(leaf)
+        expected = {}
+        for owner in OWNERS:
+            depth = 0
+            while depth < len(chain) and chain[depth] in self.held[owner]:
+                depth += 1
+            if depth:
+                expected[owner] = depth
+        assert self.index.match(chain) == expected
+
+    @invariant()
+    def sizes_and_invariants_hold(self) -> None:
+        self.index.check_integrity()
+        sizes = self.index.sizes()
+        assert sizes.blocks == len(set().union(*self.held.values()))
+        assert sizes.entries == sum(map(len, self.held.values()))
+        assert sizes.owners == sum(map(bool, self.held.values()))
+        assert sizes.orphans == sum(
+            not self.held[owner].issuperset(chain_to(key)) for owner in OWNERS for key in self.held[owner]
+        )
+
+
+TestIndexAgainstTheModel = IndexMachine.TestCase
+TestIndexAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,142 @@
+import tracemalloc
+
+import pytest
+
+from kvbus_blocks.index import IndexSizes, Owner, PrefixIndex, StoreOutcome
+from kvbus_blocks.plain_index import PlainIndex
+
+A, B = Owner("a", "g1"), Owner("b", "g1")
+A2 = Owner("a", "g2")
+
+
+@pytest.fixture
+def index() -> PrefixIndex:
+    return PlainIndex()
+
+
+def test_depth_is_the_leading_part_that_is_held(index: PrefixIndex) -> None:
+    index.store(A, None, [1, 2, 3])
+    index.store(B, None, [1, 2])
+    index.store(A2, None, [1])
+    assert index.match([1, 2, 3, 4]) == {A: 3, B: 2, A2: 1}
+    assert index.match([9]) == {}
+    assert index.match([]) == {}
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 129, 1000])
+@pytest.mark.parametrize("held", [1, 2, 62, 63, 64, 65, 127, 128, 129, 999, 1000])
+def test_the_jump_search_finds_every_end(index: PrefixIndex, length: int, held: int) -> None:
+    index.store(A, None, range(1, held + 1))
+    index.store(B, None, range(1, held // 2 + 2))
+    chain = list(range(1, length + 1))
+    assert index.match(chain) == {A: min(held, length), B: min(held // 2 + 1, length)}
+
+
+def test_two_branches_below_one_parent_are_told_apart(index: PrefixIndex) -> None:
+    index.store(A, None, [1, 2, 3])
+    index.store(A, 1, [20, 30])
+    assert index.match([1, 20, 30]) == {A: 3}
+    assert index.match([1, 2, 31]) == {A: 2}
+
+
+def test_a_block_below_an_unknown_parent_is_not_found_until_the_parent_is_there(index: PrefixIndex) -> None:
+    assert index.store(A, 1, [2, 3]) == StoreOutcome(added=2, orphans=2)
+    assert index.match([1, 2, 3]) == {}
+    assert index.sizes() == IndexSizes(blocks=2, entries=2, owners=1, orphans=2)
+    index.store(B, None, [1])
+    assert index.match([1, 2, 3]) == {B: 1}
+    index.store(A, None, [1])
+    assert index.match([1, 2, 3]) == {A: 3, B: 1}
+    assert index.sizes().orphans == 0
+    index.check_integrity()
+
+
+def test_a_parent_evicted_before_its_child_and_stored_again_makes_the_child_count_again(index: PrefixIndex) -> None:
+    index.store(A, None, [1, 2, 3, 4])
+    assert index.remove(A, [2]) == 1
+    assert index.match([1, 2, 3, 4]) == {A: 1}
+    index.check_integrity()
+    index.store(A, 1, [2])
+    assert index.match([1, 2, 3, 4]) == {A: 4}
+    index.check_integrity()
+
+
+def test_storing_twice_changes_nothing(index: PrefixIndex) -> None:
+    index.store(A, None, [1, 2])
+    assert index.store(A, None, [1, 2]) == StoreOutcome()
+    assert index.sizes() == IndexSizes(blocks=2, entries=2, owners=1, orphans=0)
+
+
+def test_removing_what_is_not_held_is_ignored(index: PrefixIndex) -> None:
+    assert index.remove(A, [1]) == 0
+    index.store(B, None, [1])
+    index.store(A, None, [7])
+    assert index.remove(A, [1]) == 0
+    assert index.match([1]) == {B: 1}
+
+
+def test_a_key_that_collides_with_one_elsewhere_is_refused_with_what_follows(index: PrefixIndex) -> None:
+    index.store(A, None, [1, 2, 3])
+    assert index.store(B, 7, [3, 4]) == StoreOutcome(collisions=2)
+    assert index.store(B, 5, [5]) == StoreOutcome(collisions=1)
+    assert index.match([1, 2, 3]) == {A: 3}
+    assert index.sizes().owners == 1
+    index.check_integrity()
+
+
+def test_clearing_one_tier_leaves_the_other(index: PrefixIndex) -> None:
+    index.store(A, None, [1, 2])
+    index.store(A2, None, [1, 2])
+    assert index.clear(A) == 2
+    assert index.match([1, 2]) == {A2: 2}
+    assert index.clear(A) == 0
+
+
+def test_dropping_an_instance_forgets_all_its_tiers_and_nothing_else(index: PrefixIndex) -> None:
+    for owner in (A, A2, B):
+        index.store(owner, None, [1, 2])
+    index.store(A, 50, [51])
+    assert index.drop("a") == 5
+    assert index.match([1, 2]) == {B: 2}
+    assert index.drop("b") == 2
+    assert index.sizes() == IndexSizes(0, 0, 0, 0)
+    index.check_integrity()
+
+
+def test_a_slot_of_a_dropped_owner_is_reused_without_its_blocks(index: PrefixIndex) -> None:
+    for round_ in range(100):
+        owner = Owner(f"w{round_}", "g1")
+        index.store(owner, None, [1, 2])
+        assert index.match([1, 2]) == {owner: 2}
+        index.drop(owner.instance_id)
+    index.check_integrity()
+
+
+def test_a_chain_evicted_from_its_root_leaves_no_memory_behind(index: PrefixIndex) -> None:
+    index.store(A, None, range(1, 1001))
+    index.remove(A, range(1, 1000))
+    assert index.sizes() == IndexSizes(blocks=1, entries=1, owners=1, orphans=1)
+    index.check_integrity()
+    index.remove(A, [1000])
+    assert index.sizes() == IndexSizes(0, 0, 0, 0)
+
+
+def test_many_distinct_sets_of_owners_stay_right_when_sharing_starts_anew(index: PrefixIndex) -> None:
+    owners = [Owner(f"w{i}", "g1") for i in range(13)]
+    expected: dict[int, set[Owner]] = {}
+    for key in range(1, 6000):
+        expected[key] = {owner for i, owner in enumerate(owners) if key >> i & 1}
+        for owner in expected[key]:
+            index.store(owner, None, [key])
+    assert all(set(index.match([key])) == holders for key, holders in expected.items())
+
+
+def test_memory_per_block_is_bounded() -> None:
+    tracemalloc.start()
+    index = PlainIndex()
+    blocks = 50_000
+    index.store(A, None, range(1 << 40, (1 << 40) + blocks))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / blocks < 400
+    assert index.sizes().entries == blocks
