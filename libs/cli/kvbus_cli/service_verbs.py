@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from kvbus_cli.__main__ import SERVICES
+from kvbus_cli.services import SERVICES
 
 
 def run_service_cli(service: str, argv: Sequence[str]) -> int:

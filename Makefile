@@ -1,0 +1,49 @@
+# make up      start the whole system (ARGS="--http-port 9000 --engine mock": arguments of `kvbus up`)
+# make test    make check, then all tests (PYTEST_ARGS="-k router")
+# make check   formatting, lint, types, import rules
+# make fmt     format, and fix what can be fixed
+# make bench   how long services take to start and what they cost when idle
+# make clean   remove the environment and all caches in this folder
+
+VENV ?= .venv
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+PYTEST_ARGS ?=
+export VENV PYTHON TORCH
+
+BIN = $(abspath $(VENV))/bin
+
+.PHONY: help up test check fmt bench clean run-env dev-env
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+run-env:
+	@scripts/bootstrap.sh run
+
+dev-env:
+	@scripts/bootstrap.sh dev
+
+up: run-env
+	@exec $(BIN)/kvbus up $(ARGS)
+
+check: dev-env
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+fmt: dev-env
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: run-env
+	@exec $(BIN)/kvbus bench startup $(ARGS)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
