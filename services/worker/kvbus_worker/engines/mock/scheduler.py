@@ -1,0 +1,257 @@
+"""Continuous batching without a model: a pure core under a clock that is passed in.
+
+Each step feeds at most ``max_batched_tokens`` tokens: first one token of every decoding sequence, then prompt chunks of the running
+ones, then new admissions, each group in priority order (higher first, then arrival). A sequence that finds no room makes the last
+of that order give its blocks up: it waits again and recomputes what is no longer cached. A request is admitted only when there is
+room for its whole prompt, so admissions never cause preemptions.
+"""
+
+from bisect import insort
+from collections.abc import Sequence as Seq
+
+import msgspec
+
+from kvbus_wire.errors import ErrorCode
+from kvbus_wire.frontend import Delta, Ended, Started
+from kvbus_worker.engines.base import EngineError, EngineLoad, EngineRequest, StepOutput
+from kvbus_worker.engines.mock.block_cache import BlockCache
+from kvbus_worker.engines.mock.sequence import Sequence
+from kvbus_worker.engines.mock.speech import Speech
+from kvbus_worker.engines.mock.timing import StepWork, TimingModel
+
+_EWMA_WEIGHT = 0.2
+
+
+class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    block_size: int
+    total_blocks: int
+    context_length: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    max_waiting: int
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A step under way: it ends ``duration_s`` after it began. ``planned``: sequences and how many tokens each feeds."""
+
+    planned: tuple[tuple[Sequence, int], ...]
+    duration_s: float
+    work: StepWork
+
+
+class MockScheduler:
+    """``begin`` plans a step, ``finish`` applies it. Submissions and cancellations may come in between."""
+
+    def __init__(self, limits: SchedulerLimits, timing: TimingModel) -> None:
+        self.limits = limits
+        self.cache = BlockCache(limits.total_blocks)
+        self._timing = timing
+        self._sequences: dict[str, Sequence] = {}
+        self._running: list[Sequence] = []
+        self._waiting: list[Sequence] = []
+        self._cancelled: list[Sequence] = []
+        self._arrivals = 0
+        self._prefill_tokens_per_s = timing.prior_prefill_tokens_per_s(limits.max_batched_tokens)
+        self._decode_step_s = timing.prior_decode_step_s()
+        self.preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting or self._cancelled)
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise EngineError for what cannot run."""
+        length, limit = len(request.tokens), self.limits.context_length
+        if request.request_id in self._sequences:
+            raise EngineError(ErrorCode.INVALID_REQUEST, f"request {request.request_id} runs already")
+        if not length:
+            raise EngineError(ErrorCode.INVALID_REQUEST, "the prompt is empty", param="tokens")
+        if length >= limit:
+            raise EngineError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {length} tokens, the context length is {limit}",
+                prompt_tokens=length,
+                context_length=limit,
+            )
+        if len(self._waiting) >= self.limits.max_waiting:
+            raise EngineError(
+                ErrorCode.OVERLOADED, "the waiting queue is full", retryable=True, max_waiting=self.limits.max_waiting
+            )
+
+    def submit(self, request: EngineRequest, speech: Speech, now: float) -> None:
+        """Queue a request. Raise EngineError as `check`."""
+        self.check(request)
+        room = self.limits.context_length - (len(request.tokens) - request.resumed)
+        if len(speech.tokens) > room:
+            speech = Speech(speech.tokens[:room], [min(end, room) for end in speech.ends[:room]], "length")
+        sequence = Sequence(request, speech, self._arrivals, self.limits.block_size, now)
+        self._arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self._wait(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and not sequence.cancelled:
+            sequence.cancelled = True
+            self._cancelled.append(sequence)
+
+    def cancel_all(self) -> None:
+        for request_id in list(self._sequences):
+            self.cancel(request_id)
+
+    def begin(self, now: float) -> Step:
+        planned: dict[str, tuple[Sequence, int]] = {}
+        work = StepWork()
+        budget = self.limits.max_batched_tokens
+        preemptions = self.preemptions
+        for sequence in [s for s in self._running if s.decoding]:
+            if budget and self._reserve(sequence, 1, planned):
+                work.add_decode(sequence.computed)
+                budget -= 1
+        for sequence in [s for s in self._running if not s.decoding]:
+            new = min(sequence.remaining, budget)
+            if new and self._reserve(sequence, new, planned):
+                work.add_prefill(new, sequence.computed)
+                budget -= new
+        # What was just preempted would take the room back at once, so nobody is admitted in such a step.
+        while (
+            budget
+            and self._waiting
+            and len(self._running) < self.limits.max_num_seqs
+            and self.preemptions == preemptions
+        ):
+            sequence = self._waiting[0]
+            if sequence.cancelled:
+                self._waiting.pop(0)
+                continue
+            if not self._admit(sequence, now):
+                break
+            new = min(sequence.remaining, budget)
+            self._reserve(sequence, new, planned)
+            work.add_prefill(new, sequence.computed)
+            budget -= new
+        return Step(tuple(planned.values()), self._timing.step_s(work), work)
+
+    def finish(self, step: Step, now: float) -> StepOutput:
+        started: list[Started] = []
+        deltas: list[Delta] = []
+        ended: list[Ended] = []
+        for sequence, new in step.planned:
+            if sequence.cancelled:
+                continue
+            announcement = sequence.announce()
+            if announcement is not None:
+                started.append(announcement)
+            if sequence.computed + new < len(sequence.tokens):
+                self._advance(sequence, sequence.computed + new)
+                continue
+            computed = sequence.computed_after(new)
+            stop_step = sequence.finished
+            delta = sequence.emit(now)
+            self._advance(sequence, computed)
+            if delta is not None:
+                deltas.append(delta)
+            if sequence.finished and (stop_step or sequence.speech.stop_token_id is None):
+                ended.append(sequence.ended(sequence.speech.reason, stop_token_id=sequence.speech.stop_token_id))
+                self._leave(sequence)
+        for sequence in self._cancelled:
+            if self._sequences.get(sequence.request.request_id) is sequence:
+                ended.append(sequence.ended("cancelled"))
+                self._leave(sequence)
+        self._cancelled.clear()
+        self._measure(step)
+        return StepOutput(
+            started=tuple(started), deltas=tuple(deltas), ended=tuple(ended), blocks=self.cache.take_events()
+        )
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            waiting_tokens=sum(s.remaining_prefill for s in (*self._running, *self._waiting)),
+            used_blocks=self.cache.in_use,
+            total_blocks=self.limits.total_blocks,
+            prefill_tokens_per_s=self._prefill_tokens_per_s,
+            decode_step_s=self._decode_step_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when sequences and blocks do not add up."""
+        self.cache.check_integrity()
+        held = sum(sequence.private for sequence in self._running)
+        shared = {key for s in self._running for key in s.keys(s.published * self.limits.block_size)}
+        if held + len(shared) != self.cache.in_use:
+            raise AssertionError(
+                f"{self.cache.in_use} blocks in use, {held} private and {len(shared)} shared are accounted for"
+            )
+        if any(sequence.held_blocks for sequence in self._waiting):
+            raise AssertionError("a waiting sequence holds blocks")
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=lambda s: s.order)
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
+        size = self.limits.block_size
+        length = len(sequence.tokens)
+        keys: Seq[bytes] = sequence.keys((length - 1) // size * size)
+        matched = self.cache.acquire(keys)
+        if not self.cache.can_allocate(length // size + 1 - matched):
+            self.cache.release(keys[:matched])
+            return False
+        self._waiting.pop(0)
+        sequence.admit(matched, now)
+        sequence.running = True
+        insort(self._running, sequence, key=lambda s: s.order)
+        return True
+
+    def _reserve(self, sequence: Sequence, new: int, planned: dict[str, tuple[Sequence, int]]) -> bool:
+        """Room for ``new`` more tokens, by preempting from the end of the order if need be; False when that hits the sequence."""
+        if not sequence.running:
+            return False
+        short = sequence.blocks_short(sequence.computed_after(new))
+        while not self.cache.can_allocate(short):
+            victim = self._running[-1]
+            self._preempt(victim)
+            planned.pop(victim.request.request_id, None)
+            if victim is sequence:
+                return False
+        self.cache.allocate(short)
+        sequence.private += short
+        planned[sequence.request.request_id] = (sequence, new)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self._stop_running(sequence)
+        self._wait(sequence)
+
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        """Account the computed tokens and publish the blocks that are full now."""
+        sequence.computed = computed
+        for index in range(sequence.published, computed // self.limits.block_size):
+            self.cache.publish(*sequence.block(index))
+            sequence.private -= 1
+            sequence.published += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request.request_id]
+        if sequence.running:
+            self._stop_running(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        sequence.running = False
+        self._running.remove(sequence)
+        self.cache.release(sequence.keys(sequence.published * self.limits.block_size))
+        self.cache.free(sequence.private)
+        sequence.lose_blocks()
+
+    def _measure(self, step: Step) -> None:
+        if step.duration_s <= 0:
+            return
+        if step.work.prefill_tokens > step.work.decode_seqs:
+            rate = step.work.prefill_tokens / step.duration_s
+            self._prefill_tokens_per_s += _EWMA_WEIGHT * (rate - self._prefill_tokens_per_s)
+        elif step.work.decode_seqs:
+            self._decode_step_s += _EWMA_WEIGHT * (step.duration_s - self._decode_step_s)

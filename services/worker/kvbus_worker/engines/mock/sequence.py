@@ -1,0 +1,159 @@
+"""One request inside the mock engine."""
+
+import math
+from collections.abc import Sequence as Seq
+from hashlib import blake2b
+
+from kvbus_blocks.keys import ROOT, chain_keys
+from kvbus_wire.errors import ErrorReply
+from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob, Usage
+from kvbus_wire.packing import TOKEN_BYTES, pack_tokens
+from kvbus_worker.engines.base import EngineRequest
+from kvbus_worker.engines.mock.speech import Speech
+
+
+class Sequence:
+    """State and token bookkeeping of one request; the scheduler decides, this applies.
+
+    ``computed`` of ``tokens`` have KV entries. The newest output token has none until it is fed to the next step:
+
+        prompt ............ output ........ newest
+        [0 ......................computed)[.)          decoding: computed == len(tokens) - 1
+        [0 ...... computed)[............... )          prefilling, also again after a preemption
+
+    The first ``published`` full blocks are cached and referenced, ``private`` more are held without a key.
+    """
+
+    def __init__(self, request: EngineRequest, speech: Speech, arrival: int, block_size: int, now: float) -> None:
+        self.request = request
+        self.speech = speech
+        self.order = (-request.priority, arrival)
+        self.tokens = list(request.tokens)
+        self.cancelled = False
+        self.running = False
+        self.computed = 0
+        self.published = 0
+        self.private = 0
+        self.emitted = min(request.resumed, len(speech.tokens))
+        self.cached_tokens = 0
+        self.announced = False
+        self.submitted_at = now
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self._block_size = block_size
+        self._packed = b""
+        self._keys: list[bytes] = []
+
+    @property
+    def decoding(self) -> bool:
+        return self.computed == len(self.tokens) - 1 and self.first_token_at is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to feed until the next output: 1 when decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def remaining_prefill(self) -> int:
+        return 0 if self.decoding else self.remaining
+
+    @property
+    def held_blocks(self) -> int:
+        return self.published + self.private
+
+    def keys(self, tokens: int) -> Seq[bytes]:
+        """Keys of the whole blocks in the first ``tokens`` tokens."""
+        count = tokens // self._block_size
+        if count > len(self._keys):
+            size = self._block_size * TOKEN_BYTES
+            self._packed += pack_tokens(self.tokens[len(self._packed) // TOKEN_BYTES :])
+            parent = self._keys[-1] if self._keys else ROOT
+            fresh = memoryview(self._packed)[len(self._keys) * size : count * size]
+            self._keys += chain_keys(self.request.domain_key, fresh, self._block_size, parent)
+        return self._keys[:count]
+
+    def block(self, index: int) -> tuple[bytes, bytes, bytes]:
+        """Parent key, key and packed tokens of a full block."""
+        keys = self.keys((index + 1) * self._block_size)
+        size = self._block_size * TOKEN_BYTES
+        return keys[index - 1] if index else ROOT, keys[index], self._packed[index * size : (index + 1) * size]
+
+    def next_group(self) -> int:
+        """How many output tokens the next emission has; 0: it is the stop token, or the end."""
+        return self.speech.ends[self.emitted] - self.emitted if self.emitted < len(self.speech.tokens) else 0
+
+    def computed_after(self, new: int) -> int:
+        """``computed`` after a step that feeds ``new`` tokens; a step that reaches the newest token emits the next group."""
+        reached = self.computed + new
+        return reached if reached < len(self.tokens) else reached + max(self.next_group() - 1, 0)
+
+    def blocks_short(self, computed: int) -> int:
+        """Blocks to allocate before ``computed`` tokens can be held."""
+        return max(math.ceil(computed / self._block_size) - self.held_blocks, 0)
+
+    def admit(self, matched: int, now: float) -> None:
+        """The scheduler has referenced the first ``matched`` blocks."""
+        self.published = matched
+        self.computed = matched * self._block_size
+        if self.admitted_at is None:
+            self.admitted_at = now
+            self.cached_tokens = self.computed
+
+    def lose_blocks(self) -> None:
+        self.computed = self.published = self.private = 0
+
+    def announce(self) -> Started | None:
+        if self.announced:
+            return None
+        self.announced = True
+        onboarded = min(self.request.onboarded_tokens, self.cached_tokens)
+        return Started(self.request.request_id, self.cached_tokens, onboarded)
+
+    def emit(self, now: float) -> Delta | None:
+        """The output of a step that reached the newest token; None for the stop token's step."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+        group = self.next_group()
+        if not group:
+            return None
+        new = self.speech.tokens[self.emitted : self.emitted + group]
+        start = self.emitted
+        self.tokens += new
+        self.emitted += group
+        return Delta(self.request.request_id, start, pack_tokens(new), self._logprobs(start, new))
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more is to come, except perhaps the stop token."""
+        return self.emitted >= len(self.speech.tokens)
+
+    def ended(self, reason: str, *, stop_token_id: int | None = None, error: ErrorReply | None = None) -> Ended:
+        prompt = len(self.request.tokens) - self.request.resumed
+        started, first = self.admitted_at, self.first_token_at
+        usage = Usage(
+            prompt_tokens=prompt,
+            output_tokens=self.emitted,
+            cached_tokens=min(self.cached_tokens, prompt),
+            onboarded_tokens=min(self.request.onboarded_tokens, self.cached_tokens, prompt),
+            queue_s=started - self.submitted_at if started is not None else 0.0,
+            prefill_s=first - started if started is not None and first is not None else 0.0,
+        )
+        return Ended(
+            request_id=self.request.request_id, reason=reason, usage=usage, stop_token_id=stop_token_id, error=error
+        )
+
+    def _logprobs(self, start: int, tokens: Seq[int]) -> tuple[TokenLogprob, ...]:
+        """Made up and deterministic: the chosen token has half of the mass, each alternative half of the rest."""
+        count = self.request.sampling.logprobs
+        if count is None:
+            return ()
+        half = math.log(0.5)
+        entries = []
+        for offset, token in enumerate(tokens, start):
+            ranked = [(token, half)] if count else []
+            draws = blake2b(offset.to_bytes(8, "little") + token.to_bytes(4, "little"), digest_size=64).digest()
+            for rank in range(1, count):
+                other = draws[rank % 64] + 256 * rank
+                ranked.append((other if other != token else other + 1, half * (rank + 1)))
+            entries.append(TokenLogprob(token, half, tuple(ranked)))
+        return tuple(entries)

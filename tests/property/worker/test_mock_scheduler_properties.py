@@ -1,0 +1,128 @@
+"""The mock scheduler under random load: nothing is lost, nothing is counted twice, output depends on the prompt alone."""
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from kvbus_wire.errors import ErrorCode
+from kvbus_wire.frontend import Ended
+from kvbus_wire.packing import unpack_tokens
+from kvbus_wire.request import Sampling, Stopping
+from kvbus_worker.engines.base import BlocksRemoved, BlocksStored, EngineError, EngineRequest
+from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits
+from kvbus_worker.engines.mock.speech import one_by_one, played
+from kvbus_worker.engines.mock.timing import TimingModel
+from kvbus_worker.engines.mock.vocabulary import made_up_tokens
+
+BLOCK = 4
+LIMITS = SchedulerLimits(
+    block_size=BLOCK, total_blocks=12, context_length=48, max_num_seqs=3, max_batched_tokens=10, max_waiting=5
+)
+WORDS = list(range(50, 90))
+
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
+requests = st.tuples(prompts, st.integers(1, 12), st.integers(0, 2), st.booleans())
+actions = st.lists(st.one_of(requests, st.integers(0, 9), st.none()), max_size=60)
+
+
+class _Index:
+    """What an observer of the block events believes."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, bytes] = {}
+
+    def apply(self, events: tuple[object, ...]) -> None:
+        for event in events:
+            if isinstance(event, BlocksStored):
+                parent = event.parent
+                for key in event.keys:
+                    assert key not in self.blocks
+                    assert parent == b"" or parent in self.blocks
+                    self.blocks[key] = parent
+                    parent = key
+            elif isinstance(event, BlocksRemoved):
+                for key in event.keys:
+                    del self.blocks[key]
+                    assert key not in self.blocks.values()
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions)
+def test_every_request_ends_once_with_its_own_output_whatever_the_load(script: list[object]) -> None:
+    scheduler = MockScheduler(LIMITS, TimingModel())
+    index = _Index()
+    expected: dict[str, list[int]] = {}
+    output: dict[str, list[int]] = {}
+    started: dict[str, int] = {}
+    ended: dict[str, Ended] = {}
+    now = 0.0
+
+    def step() -> None:
+        nonlocal now
+        plan = scheduler.begin(now)
+        assert plan.work.prefill_tokens + plan.work.decode_seqs <= LIMITS.max_batched_tokens
+        now += plan.duration_s
+        outcome = scheduler.finish(plan, now)
+        index.apply(outcome.blocks)
+        for begin in outcome.started:
+            assert begin.request_id not in started
+            started[begin.request_id] = begin.cached_tokens
+        for delta in outcome.deltas:
+            assert delta.request_id in started
+            assert delta.start == len(output[delta.request_id])
+            output[delta.request_id] += unpack_tokens(delta.tokens)
+        for end in outcome.ended:
+            assert end.request_id not in ended
+            ended[end.request_id] = end
+        scheduler.check_integrity()
+        assert set(index.blocks) == {key for key in index.blocks if key in scheduler.cache}
+        assert len(index.blocks) == scheduler.cache.cached
+
+    for number, action in enumerate(script):
+        if isinstance(action, tuple):
+            prompt, length, priority, in_chunks = action
+            request_id = f"r{number}"
+            tokens = made_up_tokens(prompt, WORDS, length)
+            stopping = Stopping(max_tokens=40)
+            pieces = [tokens[i : i + 3] for i in range(0, length, 3)]
+            speech = (
+                played(pieces, "stop", stopping, 1) if in_chunks else one_by_one(tokens, stopping, reason="stop", eos=1)
+            )
+            request = EngineRequest(
+                request_id=request_id,
+                tokens=prompt,
+                domain_key=b"k" * 32,
+                sampling=Sampling(),
+                stopping=stopping,
+                priority=priority,
+            )
+            try:
+                scheduler.submit(request, speech, now)
+            except EngineError as error:
+                assert error.reply.code is ErrorCode.OVERLOADED
+                assert scheduler.load().waiting == LIMITS.max_waiting
+            else:
+                expected[request_id], output[request_id] = tokens, []
+        elif isinstance(action, int):
+            scheduler.cancel(f"r{action}")
+        else:
+            step()
+    steps = 0
+    while scheduler.has_work:
+        step()
+        steps += 1
+        assert steps < 5000
+    assert set(ended) == set(expected)
+    for request_id, end in ended.items():
+        assert end.usage.output_tokens == len(output[request_id])
+        if end.reason == "stop":
+            assert output[request_id] == expected[request_id]
+            assert end.stop_token_id == 1
+        else:
+            assert end.reason == "cancelled"
+            assert output[request_id] == expected[request_id][: len(output[request_id])]
+    assert scheduler.cache.in_use == 0
+
+
+@given(prompts, st.integers(0, 40), st.integers(0, 40))
+def test_made_up_output_is_a_function_of_prompt_and_position(prompt: list[int], short: int, more: int) -> None:
+    assert made_up_tokens(prompt, WORDS, short + more)[:short] == made_up_tokens(prompt, WORDS, short)
