@@ -1,0 +1,61 @@
+"""What `kvbus up` starts and in which order it ends."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from kvbus_cli.up.plan import STOP_ORDER, UpOptions, ends_everything, plan, stop_stages
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    ports = count(20000)
+    return lambda: next(ports)
+
+
+def argument(command: tuple[str, ...], flag: str) -> str:
+    return command[len(command) - 1 - command[::-1].index(flag) + 1]
+
+
+def test_one_process_per_service_and_as_many_workers_as_asked_for(free_port: Callable[[], int]) -> None:
+    specs = plan(UpOptions(workers=3), nats_url="nats://n:1", python="python", free_port=free_port)
+    assert [s.name for s in specs] == ["indexer", "kvbm", "worker-0", "worker-1", "worker-2", "router", "frontend"]
+    assert len({s.ready_url for s in specs}) == len(specs)
+    assert all(argument(s.command, "--nats") == "nats://n:1" for s in specs)
+
+
+def test_the_engine_and_the_model_reach_the_workers_only(free_port: Callable[[], int]) -> None:
+    options = UpOptions(engine="mock", model="/m", served_model_name="name", mock_speedup=8.0, kv_blocks=77)
+    for spec in plan(options, nats_url="nats://n:1", python="python", free_port=free_port):
+        if spec.group == "worker":
+            assert argument(spec.command, "--engine") == "mock"
+            assert argument(spec.command, "--model") == "/m"
+            assert argument(spec.command, "--served-model-name") == "name"
+            assert argument(spec.command, "--mock-speedup") == "8.0"
+            assert argument(spec.command, "--kv-blocks") == "77"
+        else:
+            assert "--engine" not in spec.command
+
+
+def test_an_override_comes_last_and_therefore_wins(free_port: Callable[[], int]) -> None:
+    options = UpOptions(overrides=(("router", "log_level", "debug"),))
+    by_name = {s.name: s for s in plan(options, nats_url="nats://n:1", python="python", free_port=free_port)}
+    assert argument(by_name["router"].command, "--log-level") == "debug"
+    assert argument(by_name["indexer"].command, "--log-level") == "info"
+
+
+def test_the_frontend_ends_first_and_the_bus_last() -> None:
+    assert stop_stages(["nats", "worker", "frontend", "kvbm"]) == ["frontend", "worker", "kvbm", "nats"]
+    assert (STOP_ORDER[0], STOP_ORDER[-1]) == ("frontend", "nats")
+
+
+def test_a_dead_worker_ends_the_system_only_when_it_was_the_last_one() -> None:
+    assert not ends_everything("worker", 1, keep_going=False)
+    assert ends_everything("worker", 0, keep_going=False)
+    assert ends_everything("router", 0, keep_going=False)
+
+
+def test_with_keep_going_only_the_bus_is_indispensable() -> None:
+    assert not ends_everything("router", 0, keep_going=True)
+    assert ends_everything("nats", 0, keep_going=True)

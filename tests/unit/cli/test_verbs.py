@@ -1,0 +1,70 @@
+"""The command itself: verbs, passthrough, overrides."""
+
+import argparse
+import sys
+import types
+
+import pytest
+
+from kvbus_cli.__main__ import VERBS, main
+from kvbus_cli.services import SERVICES
+from kvbus_cli.up.command import _override
+
+
+@pytest.fixture
+def fake_indexer(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    calls: list[list[str]] = []
+    module = types.ModuleType("kvbus_indexer.cli")
+
+    def run() -> int:
+        calls.append(list(sys.argv))
+        return 7
+
+    module.main = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kvbus_indexer.cli", module)
+    monkeypatch.setattr(sys, "argv", ["kvbus"])
+    return calls
+
+
+def test_a_service_verb_hands_its_arguments_through(fake_indexer: list[list[str]]) -> None:
+    assert main(["indexer", "--nats", "nats://h:1", "--help"]) == 7
+    assert fake_indexer == [["kvbus indexer", "--nats", "nats://h:1", "--help"]]
+
+
+def test_check_config_is_the_service_s_own_verb(fake_indexer: list[list[str]]) -> None:
+    assert main(["check-config", "indexer", "--log-level", "debug"]) == 7
+    assert fake_indexer == [["kvbus indexer", "check-config", "--log-level", "debug"]]
+
+
+def test_check_config_of_no_service_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config", "gateway"]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in [*SERVICES, *VERBS])
+
+
+def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 2
+    assert "'serve'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", sorted(set(VERBS) - {"check-config"}))
+def test_every_tool_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    assert f"kvbus {verb}" in capsys.readouterr().out
+
+
+def test_an_override_names_service_setting_and_value() -> None:
+    assert _override("worker.device=cuda:0") == ("worker", "device", "cuda:0")
+
+
+@pytest.mark.parametrize("text", ["device=cuda", "gateway.x=1", "worker.device", "worker.=1"])
+def test_a_malformed_override_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        _override(text)
