@@ -1,0 +1,71 @@
+"""Request bodies to typed requests; everything that can be wrong with the bytes becomes an InvalidRequest."""
+
+import re
+from typing import Generic, TypeVar
+
+import msgspec
+
+from kvbus_protocols.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`\Z")
+# Any escape sequence of a JSON string, a surrogate pair being one; the group holds a surrogate without its other half.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+
+
+def replace_lone_surrogates(body: bytes) -> bytes:
+    r"""``\ud83d`` without its other half becomes U+FFFD: JavaScript clients cut strings within an emoji."""
+    return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], body)
+
+
+class RequestDecoder(Generic[T]):
+    """Decodes one request type. Unknown fields are skipped."""
+
+    def __init__(self, request_type: type[T]) -> None:
+        self._decoder = msgspec.json.Decoder(request_type)
+
+    def decode(self, body: bytes) -> T:
+        """Raise InvalidRequest with the field at fault in ``param``."""
+        try:
+            body.decode()  # unknown fields are skipped undecoded, so msgspec would not see bad bytes in them
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(
+                f"The request body is not valid UTF-8 (byte {error.start}).", code="invalid_utf8"
+            ) from error
+        try:
+            return self._decode(body)
+        except msgspec.ValidationError as error:
+            raise _wrong_field(str(error)) from error
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
+        except RecursionError as error:
+            raise InvalidRequest("The request body is nested too deeply.", code="nesting_too_deep") from error
+
+    def _decode(self, body: bytes) -> T:
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            mended = replace_lone_surrogates(body)
+            if mended == body:
+                raise
+            return self._decoder.decode(mended)
+
+
+def _wrong_field(message: str) -> InvalidRequest:
+    path = _PATH.search(message)
+    if path is None:
+        missing = re.search(r"missing required field `(.+?)`", message)
+        return InvalidRequest(message + ".", param=missing[1] if missing else None, code="invalid_value")
+    words, param = message[: path.start()], path[1]
+    missing = re.search(r"missing required field `(.+?)`", words)
+    if missing is not None:
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    return InvalidRequest(
+        f"Invalid value for '{param}': {words[0].lower()}{words[1:]}.", param=param, code="invalid_value"
+    )
