@@ -1,0 +1,1 @@
+"""The outside: arena files, the memory probe and metrics."""

@@ -1,0 +1,397 @@
+"""A pool of equal slots for the blocks of one layout: who owns a slot, which blocks can be read, what goes when room is needed.
+
+Blocks form a tree by their parents. A block is *present* (readable, announced by a Stored event) exactly when it was committed
+and its parent is present, so "block i is present" implies its whole prefix. Life of a slot:
+
+    free -> reserved (a write lease) -> written -> present -> [pinned by read leases] -> evicted or dropped -> free
+                 |                         \\ an ancestor's lease failed: dropped -> free
+                 \\ the lease expired or its owner left: quarantine for `quarantine_s` -> free
+
+A slot whose write lease ended without a word from the writer is quarantined: the writer may still be copying. It must stop at
+``lease_s`` after it asked; the quarantine covers one that is late. A writer later than both can still spoil a slot of somebody
+else: readers verify the checksum after their copy, so that costs a miss, never wrong data. The same holds for a reader that is
+slower than its lease. A block that is dropped while it is pinned or written keeps its slot until the last user has gone.
+"""
+
+# ruff: noqa: S101 (check_integrity asserts)
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import msgspec
+
+from kvbus_blocks.keys import KEY_BYTES, ROOT
+from kvbus_kvbm.core.block import Block, EvictionOrder, State
+from kvbus_kvbm.core.changes import Changes, chains_of
+from kvbus_kvbm.core.errors import InvalidRequest, TooManyKeys
+from kvbus_kvbm.core.leases import Lease, LeaseTable
+from kvbus_wire.kv_events import KvEvent
+from kvbus_wire.kvbm import PinnedBlocks, ReservedBlocks, Slot
+from kvbus_wire.packing import unpack_keys
+from kvbus_wire.worker import SnapshotChain
+
+_CHECKSUM_END = 1 << 64
+
+
+class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """``quarantine_s``: how long a slot rests after a write lease that ended without an answer."""
+
+    lease_s: float
+    quarantine_s: float
+    max_leases_per_instance: int
+    max_keys_per_request: int
+
+
+class PoolCounters(msgspec.Struct):
+    """Totals since the pool was made, in blocks; ``leases_expired`` in leases."""
+
+    hits: int = 0
+    misses: int = 0
+    stored: int = 0
+    evictions: int = 0
+    refused: int = 0
+    corrupt: int = 0
+    leases_granted: int = 0
+    leases_expired: int = 0
+
+
+class PoolUsage(msgspec.Struct, frozen=True):
+    """Slots by what they are used for (``pinned`` ones are among ``present``, or dropped and still read), and living leases."""
+
+    slots: int
+    free: int
+    present: int
+    reserved: int
+    pinned: int
+    quarantined: int
+    leases: int
+
+
+class Pool:
+    """See the module. All times are of one monotonic clock, in seconds. Raises the errors of `core.errors`."""
+
+    def __init__(self, pool_id: str, slots: int, limits: PoolLimits) -> None:
+        self.pool_id = pool_id
+        self.slots = slots
+        self.limits = limits
+        self.counters = PoolCounters()
+        self._root = Block.root()
+        self._blocks: dict[bytes, Block] = {}
+        self._owners: list[Block | None] = [None] * slots
+        self._generations = [0] * slots
+        # First in, first out: a freed slot is left alone as long as possible, which helps readers that are late.
+        self._free: deque[int] = deque(range(slots))
+        self._quarantine: deque[tuple[float, int]] = deque()
+        self._leases = LeaseTable(pool_id, limits.lease_s, limits.max_leases_per_instance)
+        self._order = EvictionOrder(lambda: len(self._blocks))
+        self._changes = Changes()
+        self._uses = 0
+        self._present = 0
+        self._reserved = 0
+        self._pinned = 0
+
+    def reserve(self, instance_id: str, parent: bytes, keys: bytes, now_s: float) -> ReservedBlocks:
+        """Slots for the blocks of a chain that are not there yet, as far as there is room.
+
+        Nothing is handed out below a parent that is unknown here. Below a parent that is only reserved it is: those blocks become
+        present when the parent does.
+        """
+        self.expire(now_s)
+        chain = self._chain(keys)
+        self._leases.check_room(instance_id)
+        above = self._root if parent == ROOT else self._blocks.get(parent)
+        blocks: list[Block | None] = [None] * len(chain)
+        if above is None:
+            self.counters.refused += len(chain)
+        else:
+            self._check_parents(above, chain)
+            blocks = self._take_missing(above, chain)
+        slots = tuple(None if b is None else Slot(index=b.slot, generation=b.generation) for b in blocks)
+        if not any(slots):
+            return ReservedBlocks(lease_id="", lease_s=0.0, slots=slots)
+        lease = self._grant(instance_id, now_s, is_write=True, blocks=blocks)
+        return ReservedBlocks(lease_id=lease.lease_id, lease_s=self.limits.lease_s, slots=slots)
+
+    def commit(self, lease_id: str, checksums: Sequence[int | None], now_s: float) -> None:
+        """End a reservation: blocks with a checksum are written, the others are dropped with all that is below them.
+
+        A commit that was carried out before is a no-op. Raise LeaseGone: nothing of it is stored.
+        """
+        self.expire(now_s)
+        lease = self._leases.writing(lease_id)
+        if lease is None:
+            return
+        if len(checksums) != len(lease.blocks):
+            raise InvalidRequest(f"{len(checksums)} checksums for {len(lease.blocks)} blocks")
+        if any(checksum is not None and not 0 <= checksum < _CHECKSUM_END for checksum in checksums):
+            raise InvalidRequest("a checksum is no unsigned 64-bit integer")
+        self._leases.end(lease, committed=True)
+        written: list[Block] = []
+        for block, checksum in zip(lease.blocks, checksums, strict=True):
+            if block is None:
+                continue
+            self._end_writing(block)
+            if checksum is None:
+                self._drop(block)
+            elif not block.detached:
+                block.checksum = checksum
+                block.state = State.WRITTEN
+                written.append(block)
+        for block in written:
+            if block.state is State.WRITTEN and not block.detached and _is_present(block.parent):
+                self._promote(block)
+
+    def pin(self, instance_id: str, keys: bytes, now_s: float) -> PinnedBlocks:
+        """Keep the leading blocks of a chain that are present readable until the lease ends."""
+        self.expire(now_s)
+        chain = self._chain(keys)
+        self._leases.check_room(instance_id)
+        run: list[Block] = []
+        above = self._root
+        for key in chain:
+            block = self._blocks.get(key)
+            if block is None or block.state is not State.PRESENT or block.parent is not above:
+                break
+            run.append(block)
+            above = block
+        self.counters.hits += len(run)
+        self.counters.misses += len(chain) - len(run)
+        if not run:
+            return PinnedBlocks(lease_id="", lease_s=0.0, slots=())
+        self._uses += 1
+        for block in run:
+            block.used = self._uses
+            block.pins += 1
+            self._pinned += block.pins == 1
+        lease = self._grant(instance_id, now_s, is_write=False, blocks=run)
+        return PinnedBlocks(
+            lease_id=lease.lease_id,
+            lease_s=self.limits.lease_s,
+            slots=tuple(Slot(index=b.slot, generation=b.generation, checksum=b.checksum) for b in run),
+        )
+
+    def release(self, lease_id: str, corrupt: Sequence[int], now_s: float) -> int:
+        """End a lease early; an ended one is ignored. Return how many blocks were dropped as corrupt.
+
+        ``corrupt``: positions whose checksum did not hold; they are dropped with all that is below them. A write lease that is
+        released is an abort: its owner has stopped writing.
+        """
+        self.expire(now_s)
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return 0
+        if any(not 0 <= position < len(lease.blocks) for position in corrupt):
+            raise InvalidRequest(f"a corrupt position is outside of the lease's {len(lease.blocks)} blocks")
+        found = 0
+        if not lease.is_write:
+            for position in corrupt:
+                block = lease.blocks[position]
+                if block is not None and not block.detached:
+                    found += 1
+                    self._drop(block)
+        self.counters.corrupt += found
+        self._end(lease, abandoned=False)
+        return found
+
+    def drop_instance(self, instance_id: str, now_s: float) -> int:
+        """End all leases of an instance that is gone, or was started anew. Return how many there were.
+
+        Its reservations go to quarantine: it may only have lost the bus, and write on.
+        """
+        self.expire(now_s)
+        leases = self._leases.of_instance(instance_id)
+        for lease in leases:
+            self._end(lease, abandoned=True, now_s=now_s)
+        return len(leases)
+
+    def expire(self, now_s: float) -> None:
+        """Do what is due. Every other method does it first, so a late timer is harmless."""
+        for lease in self._leases.expired(now_s):
+            self.counters.leases_expired += 1
+            self._end(lease, abandoned=True, now_s=now_s)
+        while self._quarantine and self._quarantine[0][0] <= now_s:
+            self._free.append(self._quarantine.popleft()[1])
+
+    def next_due_s(self) -> float | None:
+        """When `expire` has something to do next."""
+        due = [self._leases.next_deadline_s(), self._quarantine[0][0] if self._quarantine else None]
+        return min((time_s for time_s in due if time_s is not None), default=None)
+
+    def take_events(self) -> list[KvEvent]:
+        """What has happened since the last call, in order: Stored below a present parent, Removed children first."""
+        return self._changes.take()
+
+    def chains(self) -> list[SnapshotChain]:
+        """All present blocks, parents before their children."""
+        return chains_of(block for block in self._root.subtree()[1:] if block.state is State.PRESENT)
+
+    def usage(self) -> PoolUsage:
+        return PoolUsage(
+            slots=self.slots,
+            free=len(self._free),
+            present=self._present,
+            reserved=self._reserved,
+            pinned=self._pinned,
+            quarantined=len(self._quarantine),
+            leases=len(self._leases),
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when an invariant is broken. For tests: it looks at everything."""
+        held = [block for block in self._owners if block is not None]
+        resting = [slot for _, slot in self._quarantine]
+        owned = [block.slot for block in held]
+        assert sorted([*self._free, *resting, *owned]) == list(range(self.slots)), "a slot is lost or has two owners"
+        for slot, owner in enumerate(self._owners):
+            assert owner is None or (owner.slot, owner.generation) == (slot, self._generations[slot])
+        for key, block in self._blocks.items():
+            above = block.parent
+            assert (key, False) == (block.key, block.detached)
+            assert self._owners[block.slot] is block
+            assert above is not None
+            assert block in above.children
+            assert above is self._root or self._blocks.get(above.key) is above
+            assert block.writing == (block.state is State.RESERVED)
+            assert (block.state is State.PRESENT) <= _is_present(above), "present without its prefix"
+            assert (block.state is State.WRITTEN) <= (not _is_present(above)), "written below a present block"
+        for block in [self._root, *self._blocks.values()]:
+            assert all(child.parent is block and not child.detached for child in block.children)
+        leases = list(self._leases)
+        pins = Counter(block for lease in leases if not lease.is_write for block in lease.held())
+        writes = Counter(block for lease in leases if lease.is_write for block in lease.held())
+        assert {block: block.pins for block in held if block.pins} == pins
+        assert Counter(block for block in held if block.writing) == writes
+        assert all(not block.detached or block.pins or block.writing for block in held), (
+            "a dropped block keeps its slot"
+        )
+        assert self._present == sum(block.state is State.PRESENT for block in self._blocks.values())
+        assert (self._reserved, self._pinned) == (len(writes), len(pins))
+        assert self._order.offered() == {block for block in held if block.is_evictable}
+        self._leases.check_integrity()
+
+    def _chain(self, keys: bytes) -> list[bytes]:
+        if len(keys) % KEY_BYTES or not keys:
+            raise InvalidRequest(f"{len(keys)} bytes are no keys of {KEY_BYTES} bytes")
+        count = len(keys) // KEY_BYTES
+        if count > self.limits.max_keys_per_request:
+            raise TooManyKeys(f"{count} keys in one request", limit=self.limits.max_keys_per_request)
+        chain = unpack_keys(keys)
+        if len(set(chain)) != count:
+            raise InvalidRequest("a key occurs twice in a chain")
+        return chain
+
+    def _check_parents(self, above: Block, chain: list[bytes]) -> None:
+        """A key names its whole prefix, so a known block has one parent for ever, and an unknown one no known child."""
+        for key in chain:
+            block = self._blocks.get(key)
+            if block is not None and block.parent is not above:
+                raise InvalidRequest(f"block {key.hex()} does not follow {above.key.hex() or 'the root'}")
+            above = block or _NOWHERE
+
+    def _take_missing(self, above: Block, chain: list[bytes]) -> list[Block | None]:
+        """New blocks for the unknown keys, up to the first one without room; the known ones count as used."""
+        self._uses += 1
+        taken: list[Block | None] = []
+        for key in chain:
+            known = self._blocks.get(key)
+            block = known or self._new_block(key, above)
+            if block is None:
+                break
+            self._use(block)
+            taken.append(None if known else block)
+            above = block
+        missing = len(chain) - len(taken)
+        self.counters.refused += missing
+        return taken + [None] * missing
+
+    def _new_block(self, key: bytes, above: Block) -> Block | None:
+        """A reserved block below ``above`` in a free slot; room is made by eviction, but not of ``above``."""
+        if not self._free:
+            victim = self._order.pop(above)
+            if victim is None:
+                return None
+            self.counters.evictions += 1
+            self._drop(victim)
+        slot = self._free.popleft()
+        self._generations[slot] += 1
+        block = Block(key, above, slot, self._generations[slot])
+        self._owners[slot] = self._blocks[key] = block
+        above.children.add(block)
+        self._reserved += 1
+        return block
+
+    def _use(self, block: Block) -> None:
+        block.used = self._uses
+        self._order.offer(block)
+
+    def _grant(self, instance_id: str, now_s: float, *, is_write: bool, blocks: Sequence[Block | None]) -> Lease:
+        self.counters.leases_granted += 1
+        return self._leases.grant(instance_id, now_s, is_write=is_write, blocks=blocks)
+
+    def _end(self, lease: Lease, *, abandoned: bool, now_s: float = 0.0) -> None:
+        """End a lease that was not committed. ``abandoned``: the writer did not say that it has stopped."""
+        self._leases.end(lease)
+        for block in lease.held():
+            if lease.is_write:
+                # In this order: the slot must not come free before it is known whether it has to rest.
+                self._drop(block)
+                self._end_writing(block, rest_until_s=now_s + self.limits.quarantine_s if abandoned else None)
+            else:
+                block.pins -= 1
+                self._pinned -= block.pins == 0
+                self._free_if_unused(block)
+                self._order.offer(block)
+
+    def _end_writing(self, block: Block, rest_until_s: float | None = None) -> None:
+        block.writing = False
+        self._reserved -= 1
+        self._free_if_unused(block, rest_until_s)
+
+    def _promote(self, block: Block) -> None:
+        """Make a written block below a present one present, and all written ones below it."""
+        promoted: list[Block] = []
+        stack = [block]
+        while stack:
+            block = stack.pop()
+            block.state = State.PRESENT
+            promoted.append(block)
+            stack += sorted((b for b in block.children if b.state is State.WRITTEN), key=lambda b: b.key)
+        self._present += len(promoted)
+        self.counters.stored += len(promoted)
+        self._changes.stored(promoted)
+        for block in promoted:
+            self._order.offer(block)
+
+    def _drop(self, block: Block) -> None:
+        """Take a block and all below it out of the index. Slots come free as soon as nobody reads or writes them."""
+        if block.detached:
+            return
+        above = block.parent
+        for gone in reversed(block.subtree()):
+            gone.detached = True
+            del self._blocks[gone.key]
+            if gone.parent is not None:
+                gone.parent.children.discard(gone)
+            if gone.state is State.PRESENT:
+                self._present -= 1
+                self._changes.removed(gone)
+            self._free_if_unused(gone)
+        if above is not None:
+            self._order.offer(above)
+
+    def _free_if_unused(self, block: Block, rest_until_s: float | None = None) -> None:
+        if not block.detached or block.writing or block.pins or self._owners[block.slot] is not block:
+            return
+        self._owners[block.slot] = None
+        if rest_until_s is None:
+            self._free.append(block.slot)
+        else:
+            self._quarantine.append((rest_until_s, block.slot))
+
+
+# Stands for the parent of a block whose prefix is not here.
+_NOWHERE = Block.root()
+
+
+def _is_present(block: Block | None) -> bool:
+    return block is not None and block.state is State.PRESENT
