@@ -1,0 +1,1 @@
+"""The indexer service: which worker and tier holds which block."""

@@ -1,0 +1,1 @@
+"""I/O of the indexer besides its handlers."""

@@ -1,0 +1,1 @@
+"""Pure state of the indexer: content, the progress of each instance, repairs."""

@@ -1,0 +1,1 @@
+"""What the indexer does with each kind of message."""
