@@ -118,23 +118,25 @@ class ApplicationMachine(RuleBasedStateMachine):
     def send(self, worker: Worker, *events: KvEvent) -> None:
         self.wire.append(worker.emit(*events))
 
-    @rule(name=workers)
     def start(self, name: str) -> None:
-        """A (re)start: with the record first, or with events first when delivery is late."""
         self.incarnations += 1
         self.workers[name] = Worker(name, self.incarnations)
         self.catalog.joined(self.workers[name].record(), self.now)
 
-    @rule(name=workers)
-    def silent_restart(self, name: str) -> None:
-        """The directory has not heard of the new incarnation yet."""
-        self.incarnations += 1
-        self.workers[name] = Worker(name, self.incarnations)
-
-    @rule(name=workers)
-    def stop(self, name: str) -> None:
-        self.workers.pop(name, None)
-        self.catalog.left(name)
+    @rule(name=workers, what=st.sampled_from(["restart", "silent restart", "stop"]), sure=st.integers(0, 3))
+    def change_membership(self, name: str, what: str, sure: int) -> None:
+        """A restart is silent when the directory has not heard of the new incarnation yet."""
+        if sure:
+            return
+        match what:
+            case "restart":
+                self.start(name)
+            case "silent restart":
+                self.incarnations += 1
+                self.workers[name] = Worker(name, self.incarnations)
+            case "stop":
+                self.workers.pop(name, None)
+                self.catalog.left(name)
 
     @rule(name=workers, leaf=st.integers(1, BLOCKS), skip=st.integers(0, 4))
     def store(self, name: str, leaf: int, skip: int) -> None:
@@ -163,11 +165,11 @@ class ApplicationMachine(RuleBasedStateMachine):
             self.catalog.apply(batch, self.now)
         del self.wire[:count]
 
-    @rule(data=st.data())
-    def disturb(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), what=st.sampled_from(["drop", "double", "reorder"]))
+    def disturb(self, data: st.DataObject, what: str) -> None:
         if self.wire:
             at = data.draw(st.integers(0, len(self.wire) - 1))
-            match data.draw(st.sampled_from(["drop", "double", "reorder"])):
+            match what:
                 case "drop":
                     del self.wire[at]
                 case "double":
@@ -227,6 +229,9 @@ class ApplicationMachine(RuleBasedStateMachine):
         assert self.catalog.next_due() is None
         for leaf in range(BLOCKS // 2 + 1, BLOCKS + 1):
             assert self.found(leaf) == self.truth(leaf)
+
+    def teardown(self) -> None:
+        self.settle()
 
     def found(self, leaf: int) -> dict[str, int]:
         matches = self.catalog.match(MODEL, short_keys(pack_keys(map(key, chain_to(leaf)))))
