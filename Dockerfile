@@ -17,8 +17,7 @@ RUN python3 deploy/docker/requirements.py "$EXTRAS${TORCH:+,torch}" >/tmp/requir
     && /opt/kvbus/bin/pip install hatchling -r /tmp/requirements.txt
 COPY libs libs
 COPY services services
-RUN /opt/kvbus/bin/pip install --no-deps --no-build-isolation . \
-    && /opt/kvbus/bin/python -m compileall -q /opt/kvbus/lib
+RUN /opt/kvbus/bin/pip install --no-deps --no-build-isolation .
 
 FROM ${PYTHON_IMAGE}
 RUN useradd --uid 10001 --create-home --home-dir /home/kvbus kvbus \

@@ -1,0 +1,1 @@
+"""`kvbus bench`: measurements that need no other program."""

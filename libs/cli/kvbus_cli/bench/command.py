@@ -1,0 +1,23 @@
+"""Picks the measurement."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+MEASUREMENTS = {"startup": "how long each service takes to start, and what it costs when idle"}
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] not in MEASUREMENTS:
+        lines = [
+            "usage: kvbus bench MEASUREMENT ...",
+            "",
+            *(f"  {name:<10}{text}" for name, text in MEASUREMENTS.items()),
+        ]
+        help_wanted = bool(argv) and argv[0] in ("-h", "--help")
+        print("\n".join(lines), file=sys.stdout if help_wanted else sys.stderr)
+        if help_wanted:
+            raise SystemExit(0)
+        return 2
+    status: int = importlib.import_module(f"kvbus_cli.bench.{argv[0]}").main(argv[1:])
+    return status

@@ -1,0 +1,1 @@
+"""`kvbus events`: the KV event stream in the terminal."""
