@@ -30,7 +30,13 @@ def test_a_matching_line_wins_as_often_as_it_matches_and_once_only_when_told(tmp
 
 @pytest.mark.parametrize(
     "line",
-    ["no json", '{"output": 3}', '{"outputs": "x"}', '{"output": "x", "finish": "maybe"}', '{"output":"x","chunks":["y"]}'],
+    [
+        "no json",
+        '{"output": 3}',
+        '{"outputs": "x"}',
+        '{"output": "x", "finish": "maybe"}',
+        '{"output":"x","chunks":["y"]}',
+    ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     with pytest.raises(ScriptError, match=r"script\.jsonl:2"):

@@ -32,7 +32,9 @@ def test_an_infinite_speedup_makes_every_step_free() -> None:
     assert model.prior_prefill_tokens_per_s(100) > 0
 
 
-@pytest.mark.parametrize("bad", [{"speedup": 0}, {"prefill_tokens_per_s": -1.0}, {"step_base_s": math.inf}, {"step_base_s": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"speedup": 0}, {"prefill_tokens_per_s": -1.0}, {"step_base_s": math.inf}, {"step_base_s": -1}]
+)
 def test_impossible_timing_parameters_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"timing model|above 0"):
         TimingModel(**bad)
@@ -58,7 +60,9 @@ def test_max_tokens_cuts_played_output_inside_a_chunk() -> None:
 
 
 def test_a_stop_token_ends_the_output_but_not_before_min_tokens() -> None:
-    speech = one_by_one([7, 1, 7, 2], Stopping(max_tokens=10, stop_token_ids=(7,), min_tokens=1), reason="length", eos=9)
+    speech = one_by_one(
+        [7, 1, 7, 2], Stopping(max_tokens=10, stop_token_ids=(7,), min_tokens=1), reason="length", eos=9
+    )
     assert (speech.tokens, speech.reason, speech.stop_token_id) == ([7, 1], "stop", 7)
 
 

@@ -1,0 +1,1 @@
+"""The worker's edges: engines, model files, kvbm, load reports, metrics."""

@@ -1,0 +1,1 @@
+"""What the worker does with each message and each engine step."""

@@ -1,0 +1,93 @@
+"""Control messages: cancel, replay of step frames, block snapshots, drain."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvbus_runtime.errors import RequestFailed
+from kvbus_runtime.serving import RequestContext
+from kvbus_wire.message import Message
+from kvbus_wire.worker import (
+    BlockSnapshot,
+    BlockSnapshotChunk,
+    Cancel,
+    Done,
+    Drain,
+    ReplayedSteps,
+    ReplaySteps,
+)
+from kvbus_worker.adapters.metrics import WorkerMetrics
+from kvbus_worker.core.snapshots import Snapshots
+from kvbus_worker.core.token_store import TokenStore
+from kvbus_worker.engines.base import EngineError
+from kvbus_worker.handlers.runner import RequestRunner
+
+CONTROL_MESSAGES = (Cancel, ReplaySteps, BlockSnapshot, Drain)
+
+
+class Replayer(Protocol):
+    def replay(self, message: ReplaySteps) -> ReplayedSteps:
+        """Raise RequestFailed (gone)."""
+
+
+class ControlHandler:
+    """``kv_seq``: the number of the last KV event that was emitted. ``stop``: begin the orderly end."""
+
+    def __init__(
+        self,
+        runner: RequestRunner,
+        store: TokenStore,
+        snapshots: Snapshots,
+        replayer: Replayer,
+        *,
+        kv_seq: Callable[[], int],
+        stop: Callable[[str], None],
+        clock: Callable[[], float],
+        instance_id: str,
+        incarnation: int,
+        model: str,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._runner = runner
+        self._store = store
+        self._snapshots = snapshots
+        self._replayer = replayer
+        self._kv_seq = kv_seq
+        self._stop = stop
+        self._clock = clock
+        self._instance_id = instance_id
+        self._incarnation = incarnation
+        self._model = model
+        self._metrics = metrics
+
+    async def __call__(self, message: Message, context: RequestContext) -> Message:
+        match message:
+            case Cancel():
+                self._runner.end(message.request_id, None)
+                return Done()
+            case ReplaySteps():
+                return self._replayer.replay(message)
+            case BlockSnapshot():
+                return self._snapshot(message)
+            case Drain():
+                self._stop("drain was asked for")
+                return Done()
+        raise AssertionError(f"{type(message).__name__} is no control message")
+
+    def _snapshot(self, message: BlockSnapshot) -> BlockSnapshotChunk:
+        # Store and event number belong together: both change in the same call of the step handler.
+        try:
+            part = self._snapshots.answer(message, lambda: (self._store.links(), self._kv_seq()), self._clock())
+        except EngineError as error:
+            raise RequestFailed(error.reply) from error
+        finally:
+            self._metrics.snapshots.set(len(self._snapshots))
+        return BlockSnapshotChunk(
+            snapshot_id=part.snapshot_id,
+            instance_id=self._instance_id,
+            incarnation=self._incarnation,
+            model=self._model,
+            tier="g1",
+            kv_seq=part.kv_seq,
+            chains=part.chains,
+            next_cursor=part.next_cursor,
+        )

@@ -1,0 +1,101 @@
+"""Generate: check, find the prefix, onboard what kvbm has, hand over to the engine."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from kvbus_runtime.errors import RequestFailed
+from kvbus_runtime.serving import RequestContext
+from kvbus_wire.errors import ErrorCode, ErrorReply
+from kvbus_wire.message import Message
+from kvbus_wire.worker import Accepted, Generate, NeedTokens
+from kvbus_worker.adapters.kvbm import Kvbm
+from kvbus_worker.adapters.metrics import WorkerMetrics
+from kvbus_worker.core.admission import Admitted, ModelLimits, PrefixGone, admit
+from kvbus_worker.core.requests import OpenRequest
+from kvbus_worker.core.token_store import TokenStore
+from kvbus_worker.engines.base import EngineError
+from kvbus_worker.handlers.runner import RequestRunner
+
+
+class GenerateHandler:
+    """Idempotent by request id and ``resumed``. A request is in the table before the first await, so twins meet it there."""
+
+    def __init__(
+        self,
+        runner: RequestRunner,
+        store: TokenStore,
+        limits: ModelLimits,
+        kvbm: Kvbm | None,
+        *,
+        incarnation: int,
+        spawn: Callable[..., asyncio.Task[Any]],
+        metrics: WorkerMetrics,
+        log: Any,
+    ) -> None:
+        self._runner = runner
+        self._store = store
+        self._limits = limits
+        self._kvbm = kvbm
+        self._incarnation = incarnation
+        self._spawn = spawn
+        self._metrics = metrics
+        self._log = log
+        self.draining = False
+
+    async def __call__(self, message: Generate, context: RequestContext) -> Message:
+        try:
+            return self._accept(message)
+        except EngineError as error:
+            self._metrics.refused.labels(str(error.reply.code)).inc()
+            raise RequestFailed(error.reply) from error
+
+    def _accept(self, message: Generate) -> Message:
+        if self._runner.table.is_known(message.request_id, message.resumed):
+            self._metrics.repeated.inc()
+            return Accepted(request_id=message.request_id, incarnation=self._incarnation)
+        if self.draining:
+            raise EngineError(ErrorCode.DRAINING, "the worker takes no more work", retryable=True)
+        stale = self._runner.table.get(message.request_id)
+        if stale is not None:
+            # The request migrated away, and has come back while its first attempt still runs here: nobody reads that one.
+            self._runner.end(message.request_id, None)
+        self._runner.table.check_room(message.request_id)
+        try:
+            admitted = admit(message, self._limits, self._store, time.time_ns() // 1_000_000)
+        except PrefixGone:
+            self._metrics.need_tokens.inc()
+            return NeedTokens(request_id=message.request_id)
+        request = OpenRequest(
+            request_id=message.request_id,
+            frontend_id=message.frontend_id,
+            prompt_tokens=len(admitted.request.tokens) - message.resumed,
+            resumed=message.resumed,
+            accepted_at=time.monotonic(),
+        )
+        self._runner.open(request, message.deadline_ms)
+        if self._kvbm is not None and self._kvbm.can_onboard(admitted.keys):
+            self._spawn(self._onboard_and_submit(self._kvbm, request, admitted), name=f"onboard {request.request_id}")
+        else:
+            try:
+                self._runner.submit(request, admitted.request)
+            except EngineError:
+                self._runner.reject(request)
+                raise
+        return Accepted(request_id=message.request_id, incarnation=self._incarnation)
+
+    async def _onboard_and_submit(self, kvbm: Kvbm, request: OpenRequest, admitted: Admitted) -> None:
+        onboarded = await kvbm.onboard(admitted.keys, admitted.packed)
+        if self._runner.table.get(request.request_id) is not request:
+            return  # it was cancelled meanwhile, and has had its terminal event
+        try:
+            self._runner.submit(request, msgspec.structs.replace(admitted.request, onboarded_tokens=onboarded))
+        except EngineError as error:
+            self._runner.end_now(request, error.reply)
+        except Exception as error:
+            self._log.exception("submit_failed", request=request.request_id)
+            message = f"{type(error).__name__} in the engine"
+            self._runner.end_now(request, ErrorReply(code=ErrorCode.INTERNAL, message=message, retryable=True))

@@ -1,0 +1,119 @@
+"""Settings of the worker."""
+
+from typing import Annotated
+
+from kvbus_runtime.settings import CommonSettings, Flag
+
+
+class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
+    """Zero means "the engine decides" for sizes that an engine can derive."""
+
+    model: Annotated[str, Flag("model folder (config.json, tokenizer.json, weights)", metavar="DIR")] = ""
+    served_model_name: Annotated[str, Flag("name of the model in the API (empty: the folder's name, or mock)")] = ""
+    engine: Annotated[str, Flag("torch, mock, or the name of an entry point in the group kvbus.engines")] = "torch"
+    role: Annotated[str, Flag("what this worker does", choices=("both",))] = "both"
+
+    device: Annotated[str, Flag("where a computing engine runs: cpu, cuda, cuda:1, ...")] = "cpu"
+    dtype: Annotated[str, Flag("data type of a computing engine; auto takes the model's or the device's best")] = "auto"
+    block_size: Annotated[int, Flag("tokens per KV block")] = 16
+    kv_blocks: Annotated[int, Flag("KV blocks in G1 (0: from --kv-bytes)")] = 0
+    kv_bytes: Annotated[int, Flag("memory for KV blocks in bytes, when --kv-blocks is 0 (0: the engine decides)")] = 0
+    max_num_seqs: Annotated[int, Flag("sequences that run at once (0: the engine decides)")] = 0
+    max_batched_tokens: Annotated[int, Flag("tokens computed in one step (0: the engine decides)")] = 0
+    max_waiting: Annotated[int, Flag("requests that wait; more are refused (0: the engine decides)")] = 0
+    context_length: Annotated[int, Flag("longest prompt plus output in tokens (0: the model's)")] = 0
+    threads: Annotated[int, Flag("threads of a computing engine (0: the engine decides)")] = 0
+
+    script: Annotated[str, Flag("mock: what to say, a file of JSON lines", metavar="FILE")] = ""
+    mock_speedup: Annotated[float, Flag("mock: divides all step times; inf: no time at all")] = 1.0
+    mock_step_base_s: Annotated[float, Flag("mock: fixed time of a step")] = 0.006
+    mock_prefill_tokens_per_s: Annotated[float, Flag("mock: prefill rate without attention")] = 20_000.0
+    mock_attention_s_per_pair: Annotated[float, Flag("mock: prefill attention per (token, context token)")] = 4e-10
+    mock_decode_s_per_seq: Annotated[float, Flag("mock: decode time per sequence")] = 2e-5
+    mock_decode_s_per_context_token: Annotated[float, Flag("mock: decode time per token of context")] = 3e-8
+    mock_output_tokens: Annotated[int, Flag("mock: length of made-up output that may end by itself")] = 128
+    mock_block_bytes: Annotated[int, Flag("mock: size of an exported block (0: it cannot export)")] = 512
+
+    max_requests: Annotated[int, Flag("open requests, those being onboarded included")] = 2048
+    recent_requests: Annotated[int, Flag("ended request ids remembered, so that a repeated one is not run again")] = (
+        16_384
+    )
+    max_generate_pending: Annotated[int, Flag("Generate messages handled at once")] = 256
+    frontend_grace_s: Annotated[float, Flag("how long a vanished frontend's requests go on")] = 5.0
+    heartbeat_s: Annotated[float, Flag("silence on a token stream is broken this often")] = 1.0
+    replay_frames: Annotated[int, Flag("step frames kept per frontend for replay")] = 4096
+    replay_bytes: Annotated[int, Flag("bytes of step frames kept per frontend for replay")] = 16 << 20
+    load_min_interval_s: Annotated[float, Flag("least time between load reports")] = 0.25
+    load_idle_interval_s: Annotated[float, Flag("time between load reports when nothing changes")] = 2.0
+    snapshot_limit: Annotated[int, Flag("block snapshots held at once")] = 4
+    snapshot_ttl_s: Annotated[float, Flag("a block snapshot is kept this long after its last chunk")] = 30.0
+    snapshot_chunk_blocks: Annotated[int, Flag("blocks per chunk of a block snapshot")] = 16_384
+
+    kvbm: Annotated[bool, Flag("use the kvbm of this host, if there is one")] = True
+    kvbm_timeout_s: Annotated[float, Flag("limit of one request to kvbm")] = 2.0
+    kvbm_retry_s: Annotated[float, Flag("after a failure kvbm is left alone this long")] = 2.0
+    offload_queue_blocks: Annotated[int, Flag("blocks that wait for write-through; more push the oldest out")] = 8192
+    offload_batch_blocks: Annotated[int, Flag("blocks written through at once")] = 64
+    onboard_timeout_s: Annotated[float, Flag("onboarding that takes longer is given up: recompute")] = 5.0
+    onboard_batch_blocks: Annotated[int, Flag("blocks copied and imported at once")] = 64
+    onboard_min_blocks: Annotated[int, Flag("shorter runs are not worth asking for")] = 1
+    onboard_parallel: Annotated[int, Flag("requests that onboard at once; more recompute")] = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive = (
+            "block_size",
+            "max_requests",
+            "recent_requests",
+            "max_generate_pending",
+            "replay_frames",
+            "replay_bytes",
+            "snapshot_limit",
+            "snapshot_chunk_blocks",
+            "offload_queue_blocks",
+            "offload_batch_blocks",
+            "onboard_batch_blocks",
+            "onboard_min_blocks",
+            "onboard_parallel",
+            "mock_speedup",
+            "mock_prefill_tokens_per_s",
+            "mock_output_tokens",
+            "heartbeat_s",
+            "load_min_interval_s",
+            "load_idle_interval_s",
+            "snapshot_ttl_s",
+            "kvbm_timeout_s",
+            "kvbm_retry_s",
+            "onboard_timeout_s",
+        )
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+        not_negative = (
+            "max_num_seqs",
+            "max_batched_tokens",
+            "max_waiting",
+            "kv_blocks",
+            "kv_bytes",
+            "context_length",
+            "threads",
+            "frontend_grace_s",
+            "mock_block_bytes",
+            "mock_step_base_s",
+            "mock_attention_s_per_pair",
+            "mock_decode_s_per_seq",
+            "mock_decode_s_per_context_token",
+        )
+        for name in not_negative:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative")
+        if not self.model and self.engine == "torch":
+            raise ValueError("engine torch needs --model")
+        if self.script and self.engine != "mock":
+            raise ValueError("--script is for --engine mock")
+
+    @property
+    def model_name(self) -> str:
+        if self.served_model_name:
+            return self.served_model_name
+        return self.model.rstrip("/").rpartition("/")[2] or "mock"
