@@ -1,0 +1,40 @@
+"""The whole system with the torch engine and the small real model."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvbus_testkit.system import KvbusUp, Sse, run_curl_line
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvbusUp]:
+    with KvbusUp(tmp_path_factory.mktemp("up"), "--engine", "torch") as system:
+        yield system.wait_ready(400)
+
+
+def test_the_printed_curl_line_streams_the_right_answer(system: KvbusUp) -> None:
+    answer = Sse(run_curl_line(system.curl_line()))
+    assert answer.done
+    assert "Paris" in answer.text
+
+
+def test_the_second_turn_is_cached_and_knows_the_first(system: KvbusUp) -> None:
+    first_turn = [
+        {
+            "role": "user",
+            "content": "My name is Ada and I like the sea, ships and harbours. What is the capital of France?",
+        }
+    ]
+    first = system.stream(first_turn, max_tokens=48, temperature=0)
+    second = system.stream(
+        [*first_turn, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And of Italy?"}],
+        max_tokens=32,
+        temperature=0,
+    )
+    assert "Rome" in second.text
+    cached = second.usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first.usage["prompt_tokens"] // 16 * 16

@@ -1,0 +1,89 @@
+"""How a system ends: asked, forced, and when one of its processes dies."""
+
+import os
+import signal
+from collections.abc import Callable
+
+from kvbus_testkit.system import KvbusUp, is_alive
+from kvbus_testkit.timing import eventually_sync
+
+StartSystem = Callable[..., KvbusUp]
+QUESTION = [{"role": "user", "content": "Say something. " * 20}]
+
+
+def nothing_is_left(pids: list[int]) -> bool:
+    return not any(is_alive(pid) for pid in pids)
+
+
+def test_ctrl_c_ends_everything_and_leaves_nothing_behind(start_system: StartSystem) -> None:
+    system = start_system()
+    system.chat(QUESTION, max_tokens=8)
+    pids = system.pids()
+    system.interrupt()
+    assert system.wait() == 0, system.output
+    assert nothing_is_left(pids)
+    assert [process.exit_status for process in system.status.processes if process.service != "nats"] == [0] * 6
+    assert list(system.arena_dir.iterdir()) == []
+    assert (system.status.state, system.status.exit_status) == ("stopped", 0)
+
+
+def test_a_second_signal_kills_what_is_left(start_system: StartSystem) -> None:
+    system = start_system()
+    pids = system.pids()
+    # A frontend that does not run cannot end: the orderly way would wait for it.
+    os.kill(system.processes("frontend")[0].pid, signal.SIGSTOP)
+    system.interrupt()
+    eventually_sync(lambda: system.status.state == "stopping", what="stopping")
+    system.interrupt()
+    assert system.wait() == 1
+    assert nothing_is_left(pids)
+
+
+def test_a_dead_worker_is_reported_and_the_others_go_on(start_system: StartSystem) -> None:
+    system = start_system()
+    victim = system.processes("worker")[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    eventually_sync(lambda: "killed by SIGKILL" in system.output, what="the report")
+    assert system.process.poll() is None
+    assert system.chat(QUESTION, max_tokens=8)["usage"]["completion_tokens"] > 0
+    system.interrupt()
+    assert system.wait() == 0, system.output
+
+
+def test_a_dead_router_ends_the_system_with_its_last_log_lines(start_system: StartSystem) -> None:
+    system = start_system()
+    pids = system.pids()
+    os.kill(system.processes("router")[0].pid, signal.SIGKILL)
+    assert system.wait() == 1
+    assert nothing_is_left(pids)
+    assert "router" in system.output
+    assert "last log lines" in system.output
+
+
+def test_nothing_outlives_a_killed_up(start_system: StartSystem) -> None:
+    system = start_system()
+    pids = system.pids()
+    system.process.kill()
+    system.wait()
+    eventually_sync(lambda: nothing_is_left(pids), timeout_s=30, what="all processes gone")
+
+
+def test_a_second_system_in_the_same_state_directory_is_refused(start_system: StartSystem) -> None:
+    first = start_system()
+    second = start_system("--state-dir", str(first.folder / "state"), wait=False)
+    assert second.wait() == 1
+    assert "in use by process" in second.output
+
+
+def test_a_taken_port_is_refused_before_anything_starts(start_system: StartSystem) -> None:
+    first = start_system()
+    second = start_system("--http-port", str(first.port), wait=False)
+    assert second.wait() == 2
+    assert str(first.port) in second.output
+
+
+def test_a_service_that_cannot_start_is_reported(start_system: StartSystem) -> None:
+    system = start_system("--set", "indexer.log_level=nonsense", wait=False)
+    assert system.wait() == 1
+    assert "indexer" in system.output
+    assert "nonsense" in system.output
