@@ -22,7 +22,7 @@ class ModelCard(Part, frozen=True):
 
 
 class WorkerRecord(Part, frozen=True):
-    """``role``: both, prefill or decode."""
+    """``role``: both, prefill or decode. ``block_bytes``: size of one KV block that leaves the engine, 0 when none can."""
 
     model: ModelCard
     engine: str
@@ -32,6 +32,7 @@ class WorkerRecord(Part, frozen=True):
     prefill_tokens_per_s: float
     decode_step_s: float
     role: str = "both"
+    block_bytes: int = 0
 
 
 class KvbmRecord(Part, frozen=True):

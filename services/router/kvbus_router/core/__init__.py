@@ -1,0 +1,1 @@
+"""Pure state and decisions of the router: load, cost, policies, queue."""

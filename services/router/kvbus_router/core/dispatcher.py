@@ -1,0 +1,322 @@
+"""Places requests: at once when a worker has room and nobody waits before them, else in the order of the queue."""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import msgspec
+
+from kvbus_router.core.cost import Cached, Estimate, estimate
+from kvbus_router.core.limits import Limits, Weights
+from kvbus_router.core.policies import RoutingPolicy
+from kvbus_router.core.queue import WaitingQueue
+from kvbus_router.core.state import RouterState
+from kvbus_router.core.workers import Reservation, Worker
+from kvbus_wire.errors import ErrorCode, ErrorReply
+from kvbus_wire.indexer import Match
+from kvbus_wire.router import Candidate, Decision, Placement, RouteRequest
+
+RETRY_AFTER_MAX_S = 60.0
+# How much one more observation counts in the mean time between two requests that leave the queue.
+_TURN_SMOOTHING = 0.1
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """``decision``: the same for the replicas. ``chosen``: the terms of the worker that got it."""
+
+    placement: Placement
+    decision: Decision
+    chosen: Estimate
+
+
+class Refused(msgspec.Struct, frozen=True):
+    reply: ErrorReply
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """The outcome comes from a later `pump`."""
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What became of a request that had waited."""
+
+    request_id: str
+    outcome: Placed | Refused
+
+
+class _Item(msgspec.Struct):
+    """``deadline``: on the monotonic clock. ``orphan_since``: since when no worker there is may take it."""
+
+    request: RouteRequest
+    matches: Sequence[Match]
+    deadline: float
+    arrived_at: float
+    orphan_since: float | None = None
+
+
+class Dispatcher:
+    """Times are monotonic seconds. Call `pump` after everything that may make room, and at `next_due`."""
+
+    def __init__(self, router_id: str, limits: Limits, weights: Weights, policy: RoutingPolicy, rng: Random) -> None:
+        self.state = RouterState(limits)
+        self.limits = limits
+        self.weights = weights
+        self._router_id = router_id
+        self._policy = policy
+        self._rng = rng
+        self._queues: dict[str, WaitingQueue[_Item]] = {}
+        self._turn_s = 0.0
+        self._last_turn_at: float | None = None
+
+    # -- requests
+
+    def submit(
+        self, request: RouteRequest, matches: Sequence[Match], deadline: float, now: float
+    ) -> tuple[Placed | Refused | Queued, list[Settled]]:
+        """The outcome, and those of others (an earlier try of the same request that still waits, say)."""
+        settled = self._withdraw(request.request_id)
+        if deadline <= now:
+            return _refused(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", retryable=False), settled
+        if not self.state.can_reserve():
+            return self._overloaded(f"{self.state.reservations} requests are placed"), settled
+        item = _Item(request, matches, deadline, now)
+        eligible = self._eligible(request)
+        if not eligible and request.pinned is not None:
+            return _pinned_gone(request), settled
+        queue = self._queues.get(request.model)
+        if not queue:
+            placed = self._place(item, eligible, now)
+            if placed is not None:
+                return placed, settled
+        if queue is None:
+            queue = WaitingQueue(self.limits.max_queued, self.limits.aging_per_s, self.limits.overdue_s)
+        if self.waiting >= self.limits.max_queued:
+            return self._overloaded(f"{self.waiting} requests wait"), settled
+        self._queues[request.model] = queue
+        item.orphan_since = None if eligible else now
+        hints = request.hints
+        queue.add(request.request_id, item, strict_priority=hints.strict_priority, priority=hints.priority, now=now)
+        outcome: Placed | Refused | Queued = Queued()
+        for other in self._pump_model(request.model, now):
+            if other.request_id == request.request_id:
+                outcome = other.outcome
+            else:
+                settled.append(other)
+        return outcome, settled
+
+    def finished(self, request_id: str) -> bool:
+        """The request is over, or its client gone: its reservation or its place in the queue is free."""
+        for model, queue in self._queues.items():
+            if queue.remove(request_id) is not None:
+                self._forget_if_empty(model)
+                return True
+        return self.state.finished(request_id)
+
+    def pump(self, now: float) -> list[Settled]:
+        """Serve those who wait as far as there is room, and send away those whose time is over."""
+        return [settled for model in list(self._queues) for settled in self._pump_model(model, now)]
+
+    def next_due(self) -> float | None:
+        """When `pump` must be called at the latest."""
+        times = []
+        for queue in self._queues.values():
+            for item in queue.items():
+                times.append(item.deadline)
+                if item.orphan_since is not None:
+                    times.append(item.orphan_since + self.limits.worker_wait_s)
+        return min(times, default=None)
+
+    def refuse_all(self, code: ErrorCode, message: str) -> list[Settled]:
+        """The router stops: nobody waits any more."""
+        ids = [item.request.request_id for queue in self._queues.values() for item in queue.items()]
+        self._queues.clear()
+        return [Settled(request_id, _refused(code, message, retryable=True)) for request_id in ids]
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def is_waiting(self, request_id: str) -> bool:
+        return any(request_id in queue for queue in self._queues.values())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when an invariant is broken. Walks everything: for tests."""
+        self.state.check_integrity()
+        for queue in self._queues.values():
+            queue.check_integrity()
+            if not queue:
+                raise AssertionError("an empty queue was kept")
+            for item in queue.items():
+                if self.state.reservation(item.request.request_id) is not None:
+                    raise AssertionError("a request waits and is placed")
+        if self.waiting > self.limits.max_queued:
+            raise AssertionError("too many wait")
+
+    # -- inside
+
+    def _withdraw(self, request_id: str) -> list[Settled]:
+        self.state.withdraw(request_id)
+        for model, queue in self._queues.items():
+            if queue.remove(request_id) is not None:
+                self._forget_if_empty(model)
+                return [Settled(request_id, _refused(ErrorCode.CANCELLED, "the request came again", retryable=False))]
+        return []
+
+    def _forget_if_empty(self, model: str) -> None:
+        if not self._queues[model]:
+            del self._queues[model]
+
+    def _eligible(self, request: RouteRequest) -> list[Worker]:
+        """Workers that may run it, with or without room."""
+        return [
+            worker
+            for worker in self.state.workers(request.model)
+            if not worker.draining
+            and worker.worker.role != "prefill"
+            and worker.worker_id not in request.excluded
+            and (request.pinned is None or worker.worker_id == request.pinned)
+            and (not request.allowed or worker.worker_id in request.allowed)
+        ]
+
+    def _has_room(self, worker: Worker) -> bool:
+        limit = self.limits.max_requests_per_worker
+        if limit <= 0:
+            limit = max(1, int(worker.worker.max_num_seqs * self.limits.worker_limit_factor))
+        return worker.totals.active < limit
+
+    def _pump_model(self, model: str, now: float) -> list[Settled]:
+        queue = self._queues.get(model)
+        if queue is None:
+            return []
+        settled = self._expire(queue, now)
+        while (served := self._serve_next(queue, now)) is not None:
+            settled.append(served)
+        self._forget_if_empty(model)
+        return settled
+
+    def _expire(self, queue: WaitingQueue[_Item], now: float) -> list[Settled]:
+        settled = []
+        # Most requests have no constraints: who may take them is found once.
+        may_run: dict[tuple[object, ...], bool] = {}
+        for item in queue.items():
+            request = item.request
+            constraints = (request.pinned, request.allowed, request.excluded)
+            if constraints not in may_run:
+                may_run[constraints] = bool(self._eligible(request))
+            refused = self._check_waiting(item, may_run[constraints], now)
+            if refused is not None:
+                queue.remove(item.request.request_id)
+                settled.append(Settled(item.request.request_id, refused))
+        return settled
+
+    def _check_waiting(self, item: _Item, may_run: bool, now: float) -> Refused | None:
+        if item.deadline <= now:
+            message = f"no worker had room for {now - item.arrived_at:.3g} s"
+            return _refused(ErrorCode.DEADLINE_EXCEEDED, message, retryable=False)
+        if may_run:
+            item.orphan_since = None
+        elif item.request.pinned is not None:
+            return _pinned_gone(item.request)
+        elif item.orphan_since is None:
+            item.orphan_since = now
+        elif now - item.orphan_since >= self.limits.worker_wait_s:
+            return _refused(ErrorCode.NO_WORKERS, f"no worker can take model {item.request.model}", retryable=True)
+        return None
+
+    def _serve_next(self, queue: WaitingQueue[_Item], now: float) -> Settled | None:
+        """Place the first in order that finds room."""
+        for waiting in queue.in_order(now):
+            item = waiting.item
+            if not any(map(self._has_room, self.state.workers(item.request.model))) or not self.state.can_reserve():
+                return None
+            placed = self._place(item, self._eligible(item.request), now)
+            if placed is not None:
+                queue.take_turn(item.request.request_id)
+                self._observe_turn(now)
+                return Settled(item.request.request_id, placed)
+        return None
+
+    def _place(self, item: _Item, eligible: list[Worker], now: float) -> Placed | None:
+        """None when no worker that may take it has room."""
+        workers = [worker for worker in eligible if self._has_room(worker)]
+        if not workers:
+            return None
+        request = item.request
+        estimates = self._estimates(item, workers, now)
+        chosen = self._policy.choose(estimates, self._rng)
+        expected = min(request.hints.osl or self.weights.expected_output_tokens, request.max_tokens)
+        reservation = Reservation(
+            request_id=request.request_id,
+            worker_id=chosen.worker_id,
+            incarnation=chosen.incarnation,
+            prompt_tokens=request.prompt_tokens,
+            uncached_tokens=chosen.uncached_tokens,
+            expected_output=expected,
+            placed_at=now,
+        )
+        self.state.reserve(reservation, request.keys)
+        placement = Placement(
+            request_id=request.request_id,
+            worker_id=chosen.worker_id,
+            incarnation=chosen.incarnation,
+            cached_tokens=chosen.cached_tokens,
+            onboard_tokens=chosen.onboard_tokens,
+            policy=self._policy.name,
+            queued_s=now - item.arrived_at,
+            candidates=self._candidates(estimates),
+        )
+        decision = Decision(
+            router_id=self._router_id,
+            request_id=request.request_id,
+            model=request.model,
+            worker_id=chosen.worker_id,
+            incarnation=chosen.incarnation,
+            prompt_tokens=request.prompt_tokens,
+            uncached_tokens=chosen.uncached_tokens,
+            expected_output=expected,
+            keys=request.keys,
+        )
+        return Placed(placement, decision, chosen)
+
+    def _estimates(self, item: _Item, workers: Iterable[Worker], now: float) -> list[Estimate]:
+        g1 = self.state.g1_depths(item.matches)
+        hosts = self.state.host_depths(item.matches)
+        inflight = self.state.inflight.depths(item.request.keys, now)
+        estimates = []
+        for worker in workers:
+            depth, kvbm = hosts.get(worker.record.host_id, (0, None))
+            cached = Cached(g1.get(worker.worker_id, 0), inflight.get(worker.worker_id, 0), depth, kvbm)
+            estimates.append(estimate(worker, item.request.prompt_tokens, cached, self.weights))
+        return estimates
+
+    def _candidates(self, estimates: list[Estimate]) -> tuple[Candidate, ...]:
+        best = sorted(estimates, key=lambda e: e.cost)[: self.limits.max_candidates]
+        return tuple(
+            Candidate(
+                worker_id=e.worker_id,
+                cost=e.cost,
+                cached_tokens=e.cached_tokens,
+                onboard_tokens=e.onboard_tokens,
+                waiting_tokens=e.waiting_tokens,
+                running=e.running,
+            )
+            for e in best
+        )
+
+    def _observe_turn(self, now: float) -> None:
+        if self._last_turn_at is not None:
+            self._turn_s += _TURN_SMOOTHING * (now - self._last_turn_at - self._turn_s)
+        self._last_turn_at = now
+
+    def _overloaded(self, message: str) -> Refused:
+        retry_after_s = min(max(1.0, self.waiting * self._turn_s), RETRY_AFTER_MAX_S)
+        reply = ErrorReply(code=ErrorCode.OVERLOADED, message=message, retryable=True, retry_after_s=retry_after_s)
+        return Refused(reply)
+
+
+def _refused(code: ErrorCode, message: str, *, retryable: bool) -> Refused:
+    return Refused(ErrorReply(code=code, message=message, retryable=retryable))
+
+
+def _pinned_gone(request: RouteRequest) -> Refused:
+    message = f"the worker {request.pinned} that the request is bound to is not there"
+    return _refused(ErrorCode.NO_WORKERS, message, retryable=False)

@@ -1,0 +1,143 @@
+"""One worker as the router sees it: its record, its last load report, and what was placed on it since.
+
+A report counts everything the worker knows of, so a reservation that it lists is in its numbers already, and one that it does
+not list comes on top:
+
+    reservation                         its request counts      its uncached tokens count
+    not in the report, no first token   on top                  on top
+    not in the report, first token      on top                  no more
+    in the report, no first token       in the report           in the report
+    in the report, first token since    in the report           taken off the report
+    in the report, ended since          taken off the report    taken off the report (if it had no first token before the report)
+"""
+
+import msgspec
+
+from kvbus_wire.load import LoadReport
+from kvbus_wire.records import InstanceRecord, WorkerRecord
+
+
+class Reservation(msgspec.Struct):
+    """A placed request. ``listed``: the worker's last report names it."""
+
+    request_id: str
+    worker_id: str
+    incarnation: int
+    prompt_tokens: int
+    uncached_tokens: int
+    expected_output: int
+    placed_at: float
+    first_token_at: float | None = None
+    listed: bool = False
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """``active``: requests that wait or run there; ``running``: of these, those that take part in its steps.
+
+    ``waiting_tokens``: prompt tokens that it still has to compute.
+    """
+
+    active: int
+    running: int
+    waiting_tokens: int
+
+
+class Worker:
+    """Use `RouterState` to change it."""
+
+    def __init__(self, record: InstanceRecord, worker: WorkerRecord) -> None:
+        self.record = record
+        self.worker = worker
+        self.report: LoadReport | None = None
+        self.reservations: dict[str, Reservation] = {}
+        self._reported_at = 0.0
+        # Of requests in the report that have ended since.
+        self._ended = 0
+        self._ended_tokens = 0
+        self._totals: Totals | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return self.record.instance_id
+
+    @property
+    def incarnation(self) -> int:
+        return self.record.incarnation
+
+    @property
+    def draining(self) -> bool:
+        return self.record.draining or (self.report is not None and self.report.draining)
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        measured = self.report.prefill_tokens_per_s if self.report is not None else 0.0
+        return max(measured if measured > 0 else self.worker.prefill_tokens_per_s, 1.0)
+
+    @property
+    def decode_step_s(self) -> float:
+        measured = self.report.decode_step_s if self.report is not None else 0.0
+        return max(measured if measured > 0 else self.worker.decode_step_s, 0.0)
+
+    @property
+    def totals(self) -> Totals:
+        if self._totals is None:
+            self._totals = self._count()
+        return self._totals
+
+    def reserve(self, reservation: Reservation) -> None:
+        self.reservations[reservation.request_id] = reservation
+        self._totals = None
+
+    def first_token(self, reservation: Reservation, now: float) -> None:
+        if reservation.first_token_at is None:
+            reservation.first_token_at = now
+            self._totals = None
+
+    def release(self, request_id: str) -> None:
+        reservation = self.reservations.pop(request_id)
+        if reservation.listed:
+            self._ended += 1
+            if reservation.first_token_at is None or reservation.first_token_at > self._reported_at:
+                self._ended_tokens += reservation.uncached_tokens
+        self._totals = None
+
+    def update(self, report: LoadReport, now: float, grace_s: float) -> list[str]:
+        """Take over a report. Returns the reservations that it shows to be over: once listed and not any more, or never listed
+        although the request had ``grace_s`` to arrive."""
+        named = set(report.request_ids)
+        over = [
+            r.request_id
+            for r in self.reservations.values()
+            if r.request_id not in named and (r.listed or now - r.placed_at > grace_s)
+        ]
+        for request_id in over:
+            del self.reservations[request_id]
+        for reservation in self.reservations.values():
+            reservation.listed = reservation.request_id in named
+        self.report = report
+        self._reported_at = now
+        self._ended = self._ended_tokens = 0
+        self._totals = None
+        return over
+
+    def _count(self) -> Totals:
+        running = waiting = waiting_tokens = 0
+        if self.report is not None:
+            running, waiting, waiting_tokens = self.report.running, self.report.waiting, self.report.waiting_tokens
+        done_tokens = self._ended_tokens
+        unlisted = unlisted_tokens = unlisted_running = 0
+        for r in self.reservations.values():
+            if r.listed:
+                if r.first_token_at is not None and r.first_token_at > self._reported_at:
+                    done_tokens += r.uncached_tokens
+                continue
+            unlisted += 1
+            if r.first_token_at is None:
+                unlisted_tokens += r.uncached_tokens
+            else:
+                unlisted_running += 1
+        return Totals(
+            active=max(0, running + waiting - self._ended) + unlisted,
+            running=max(0, running - self._ended) + unlisted_running,
+            waiting_tokens=max(0, waiting_tokens - done_tokens) + unlisted_tokens,
+        )

@@ -1,0 +1,1 @@
+"""What the router does with each kind of message."""
