@@ -369,15 +369,29 @@ def test_a_chain_of_many_thousand_blocks_needs_no_deep_stack() -> None:
     chain = b"".join(i.to_bytes(16, "little") for i in range(1, count + 1))
     reserved = pool.reserve(A, b"", chain, 0.0)
     pool.commit(reserved.lease_id, [0] * count, 0.0)
-    (event,) = pool.take_events()
-    assert isinstance(event, Stored)
-    assert event.keys == chain
+    stored = [event for event in pool.take_events() if isinstance(event, Stored)]
+    assert b"".join(event.keys for event in stored) == chain
+    assert [event.parent for event in stored[1:]] == [event.keys[-16:] for event in stored[:-1]]
+    assert all(len(event.keys) <= 8192 * 16 for event in stored), "each fits into a message"
     pinned = pool.pin(A, chain, 0.0)
     assert len(pinned.slots) == count
     pool.release(pinned.lease_id, [0], 0.0)
-    (event,) = pool.take_events()
-    assert isinstance(event, Removed)
+    removed = [event for event in pool.take_events() if isinstance(event, Removed)]
+    assert [len(event.keys) // 16 for event in removed] == [8192, 8192, 3616]
     assert pool.usage().free == count
+
+
+def test_a_cleared_pool_tells_of_every_block_and_keeps_what_is_read_or_written() -> None:
+    pool = make(slots=6)
+    store(pool, "a", "b")
+    store(pool, "x")
+    pool.pin(A, keys("x"), 0.0)
+    pool.reserve(A, key("b"), keys("w"), 0.0)
+    pool.take_events()
+    pool.clear()
+    pool.check_integrity()
+    assert readable(pool.take_events()) == [("removed", "b", "a", "x")]
+    assert (present(pool), pool.usage().free) == (set(), 4)
 
 
 def test_the_eviction_order_stays_bounded_when_the_same_blocks_are_read_again_and_again() -> None:

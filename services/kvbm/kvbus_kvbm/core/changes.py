@@ -8,9 +8,12 @@ from kvbus_wire.kv_events import KvEvent, Removed, Stored
 from kvbus_wire.packing import pack_keys
 from kvbus_wire.worker import SnapshotChain
 
+# A model's whole pool may go at once; an event has to fit into a message.
+_KEYS_PER_EVENT = 8192
+
 
 class Changes:
-    """Collects until `take`."""
+    """Collects until `take`. No event names more than ``_KEYS_PER_EVENT`` blocks."""
 
     def __init__(self) -> None:
         self._events: list[KvEvent] = []
@@ -24,6 +27,8 @@ class Changes:
     def removed(self, block: Block) -> None:
         """Call for children before their parents."""
         self._removed.append(block.key)
+        if len(self._removed) >= _KEYS_PER_EVENT:
+            self._flush_removed()
 
     def take(self) -> list[KvEvent]:
         self._flush_removed()
@@ -50,10 +55,10 @@ def _keys(run: list[Block]) -> bytes:
 
 
 def _runs(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    """Maximal pieces in which each block is the parent of the next."""
+    """Pieces, as long as they may be, in which each block is the parent of the next."""
     run: list[Block] = []
     for block in blocks:
-        if run and block.parent is not run[-1]:
+        if run and (block.parent is not run[-1] or len(run) >= _KEYS_PER_EVENT):
             yield run
             run = []
         run.append(block)

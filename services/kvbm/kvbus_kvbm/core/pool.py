@@ -147,7 +147,9 @@ class Pool:
         chain = self._chain(keys)
         self._leases.check_room(instance_id)
         run: list[Block] = []
-        above = self._root
+        # The chain may begin anywhere, since a reader has the beginning already: a key names its whole prefix.
+        first = self._blocks.get(chain[0])
+        above = self._root if first is None else first.parent
         for key in chain:
             block = self._blocks.get(key)
             if block is None or block.state is not State.PRESENT or block.parent is not above:
@@ -203,6 +205,11 @@ class Pool:
         for lease in leases:
             self._end(lease, abandoned=True, now_s=now_s)
         return len(leases)
+
+    def clear(self) -> None:
+        """Drop all blocks, before the pool is given up."""
+        for block in sorted(self._root.children, key=lambda b: b.key):
+            self._drop(block)
 
     def expire(self, now_s: float) -> None:
         """Do what is due. Every other method does it first, so a late timer is harmless."""

@@ -26,11 +26,15 @@ class PoolSpec(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """``pool_share``: what a new pool takes of the bytes that no pool has yet. ``min_slots``: a smaller pool is not worth it."""
+    """``pool_share``: what a new pool takes of the bytes that no pool has yet. ``min_slots``: a smaller pool is not worth it.
+
+    ``max_models`` counts all models since the start: the numbering of a model's events outlives its pools.
+    """
 
     g2_bytes: int
     pool_share: float
     max_pools: int
+    max_models: int
     min_slots: int
 
 
@@ -72,6 +76,8 @@ class Pools:
         self._limits = limits
         self._new_id = new_id
         self._pools: dict[str, OpenPool] = {}
+        # Insertion-ordered set of every model that ever had a pool.
+        self._models: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[OpenPool]:
         return iter(tuple(self._pools.values()))
@@ -93,6 +99,8 @@ class Pools:
         """
         if spec.block_bytes < 1 or spec.block_size < 1:
             raise InvalidRequest(f"a block of {spec.block_bytes} bytes and {spec.block_size} tokens")
+        if spec.model not in self._models and len(self._models) >= self.budget.max_models:
+            raise NoRoomForPool(f"{len(self._models)} models had pools here", max_models=self.budget.max_models)
         # One event stream per model, and a stream has one block size: pools with another one are in the way.
         reclaim: list[str] = []
         for pool in self.of_model(spec.model):
@@ -122,6 +130,7 @@ class Pools:
         """Open the pool that was planned; its memory is there."""
         pool = OpenPool(plan, Pool(plan.pool_id, plan.slots, self._limits), path)
         self._pools[plan.pool_id] = pool
+        self._models[plan.spec.model] = None
         return pool
 
     def remove(self, pool_id: str) -> OpenPool:
@@ -141,7 +150,8 @@ class Pools:
         return [pool for pool in self if pool.spec.model == model]
 
     def models(self) -> list[str]:
-        return list(dict.fromkeys(pool.spec.model for pool in self))
+        """Every model that has or had a pool."""
+        return list(self._models)
 
     def attach(self, pool: OpenPool, instance_id: str, incarnation: int, now_s: float) -> None:
         """Note a user of the pool. A worker that was started anew loses the leases of its former life, in all pools."""

@@ -1,0 +1,3 @@
+from kvbus_kvbm.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,138 @@
+"""Wires kvbm: pools, their memory, the bus."""
+
+import asyncio
+import secrets
+
+from kvbus_kvbm.adapters import probe
+from kvbus_kvbm.adapters.arenas import Arenas
+from kvbus_kvbm.adapters.events import TIER, EventFeeds, Publisher
+from kvbus_kvbm.adapters.metrics import PoolMetrics
+from kvbus_kvbm.adapters.wakeups import Wakeups
+from kvbus_kvbm.core.pools import OpenPool, Pools
+from kvbus_kvbm.core.snapshots import Snapshots
+from kvbus_kvbm.handlers import blocks, control
+from kvbus_kvbm.handlers.attach import Attaching
+from kvbus_kvbm.settings import KvbmSettings
+from kvbus_runtime.discovery import Change
+from kvbus_runtime.event_log import KvEventPublisher
+from kvbus_runtime.service import Service
+from kvbus_wire.records import InstanceRecord, KvbmRecord
+
+
+class KvbmApp:
+    """See the README."""
+
+    def __init__(self, service: Service, settings: KvbmSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self._clock = asyncio.get_running_loop().time
+        self._idle = asyncio.Event()
+        self.pools = Pools(settings.budget, settings.pool_limits, _new_id)
+        self.snapshots = Snapshots(
+            chunk_keys=settings.snapshot_chunk_keys,
+            max_snapshots=settings.max_snapshots,
+            ttl_s=settings.snapshot_ttl_s,
+            new_id=_new_id,
+        )
+        self._arenas = Arenas(settings.arena_dir, settings.namespace, service.instance_id, settings.arena_group)
+        self._feeds = EventFeeds(self._make_publisher)
+        self._metrics = PoolMetrics(service.metrics, self.pools)
+        self._wakeups = Wakeups(self._next_due_s, self._expire)
+        attaching = Attaching(
+            self.pools,
+            self._arenas,
+            live=self._live_workers,
+            opened=self._metrics.opened,
+            closing=self._closing,
+            changed=self._changed,
+            absent_grace_s=settings.absent_grace_s,
+            clock=self._clock,
+            log=service.log,
+        )
+        self._blocks = blocks.BlockRequests(self.pools, attaching, changed=self._changed, clock=self._clock)
+        self._control = control.ControlRequests(
+            service.instance_id,
+            service.incarnation,
+            self.pools,
+            self._feeds,
+            self.snapshots,
+            stop=service.stop,
+            changed=self._wakeups.changed,
+            clock=self._clock,
+        )
+
+    async def start(self) -> None:
+        service, settings = self._service, self._settings
+        for path in await self._arenas.sweep():
+            service.log.info("stale_arena_removed", path=str(path))
+        rate = settings.onboard_bytes_per_s or await asyncio.to_thread(probe.onboard_bytes_per_s)
+        subjects, limit = service.bus.subjects, settings.max_pending_requests
+        await service.bus.serve(
+            subjects.kvbm(service.instance_id), blocks.REQUESTS, self._blocks.handle, max_pending=limit
+        )
+        await service.bus.serve(
+            subjects.control(service.instance_id), control.REQUESTS, self._control.handle, max_pending=limit
+        )
+        service.directory.on_change(self._on_directory_change)
+        service.spawn(self._wakeups.run_forever(), name="expiry")
+        await service.register(kvbm=KvbmRecord(g2_bytes=settings.g2_bytes, onboard_bytes_per_s=rate))
+        service.health.set("serving", True, f"{settings.g2_bytes} bytes in {settings.arena_dir}")
+
+    async def drain(self, reason: str) -> None:
+        """Nothing new; wait until the workers have ended their leases. At the deadline the rest dies with us."""
+        self._blocks.draining = True
+        while self.pools.leases():
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        # Memory first: the last events may wait for a bus that is away.
+        await self._arenas.close()
+        await self._feeds.close()
+
+    def _make_publisher(self, model: str, block_size: int) -> Publisher:
+        return KvEventPublisher(self._service, model, TIER, block_size)
+
+    def _changed(self, pool: OpenPool) -> None:
+        self._feeds.publish(pool)
+        self._metrics.update(pool)
+        self._wakeups.changed()
+        self._idle.set()
+
+    def _closing(self, pool: OpenPool) -> None:
+        self._feeds.publish(pool)
+        self._metrics.update(pool)
+        self._metrics.forget(pool)
+
+    def _expire(self) -> None:
+        now_s = self._clock()
+        self.snapshots.expire(now_s)
+        self.pools.expire(now_s)
+        for pool in self.pools:
+            self._changed(pool)
+
+    def _next_due_s(self) -> float | None:
+        due = (self.pools.next_due_s(), self.snapshots.next_due_s())
+        return min((time_s for time_s in due if time_s is not None), default=None)
+
+    def _live_workers(self) -> set[str]:
+        return {record.instance_id for record in self._service.directory.instances("worker")}
+
+    def _on_directory_change(self, record: InstanceRecord, change: Change) -> None:
+        if change != "left" or record.worker is None:
+            return
+        ended = self.pools.detach(record.instance_id, self._clock())
+        for pool in self.pools:
+            self._changed(pool)
+        if ended:
+            self._service.log.info("worker_left", worker=record.instance_id, leases_ended=ended)
+
+
+async def start(service: Service, settings: KvbmSettings) -> KvbmApp:
+    app = KvbmApp(service, settings)
+    await app.start()
+    return app
+
+
+def _new_id() -> str:
+    return secrets.token_hex(6)

@@ -1,0 +1,69 @@
+"""The messages of workers about blocks, each one call of the core."""
+
+from collections.abc import Callable
+
+from kvbus_kvbm.core.errors import Draining, LeaseGone
+from kvbus_kvbm.core.pools import OpenPool, Pools
+from kvbus_kvbm.handlers.attach import Attaching
+from kvbus_kvbm.handlers.refusals import refusals
+from kvbus_runtime.bus import RequestContext
+from kvbus_wire.kvbm import AttachPool, CommitBlocks, PinBlocks, ReleaseLease, ReserveBlocks
+from kvbus_wire.message import Message
+from kvbus_wire.worker import Done
+
+REQUESTS: tuple[type[Message], ...] = (AttachPool, ReserveBlocks, CommitBlocks, PinBlocks, ReleaseLease)
+Request = AttachPool | ReserveBlocks | CommitBlocks | PinBlocks | ReleaseLease
+
+
+class BlockRequests:
+    """``changed`` is called with the pool after each request that reached it, also a refused one (something may have been due)."""
+
+    def __init__(
+        self, pools: Pools, attaching: Attaching, *, changed: Callable[[OpenPool], None], clock: Callable[[], float]
+    ) -> None:
+        self._pools = pools
+        self._attaching = attaching
+        self._changed = changed
+        self._clock = clock
+        self.draining = False
+
+    async def handle(self, request: Request, context: RequestContext) -> Message:
+        with refusals():
+            match request:
+                case AttachPool():
+                    self._check_open()
+                    return await self._attaching.attach(request)
+                case ReserveBlocks() | PinBlocks():
+                    self._check_open()
+                    return self._take(request)
+                case CommitBlocks() | ReleaseLease():
+                    return self._end(request)
+
+    def _take(self, request: ReserveBlocks | PinBlocks) -> Message:
+        pool = self._pools.get(request.pool_id)
+        now_s = self._clock()
+        try:
+            if isinstance(request, ReserveBlocks):
+                return pool.pool.reserve(request.instance_id, request.parent, request.keys, now_s)
+            return pool.pool.pin(request.instance_id, request.keys, now_s)
+        finally:
+            self._changed(pool)
+
+    def _end(self, request: CommitBlocks | ReleaseLease) -> Message:
+        pool = self._pools.of_lease(request.lease_id)
+        if pool is None:
+            if isinstance(request, CommitBlocks):
+                raise LeaseGone(f"lease {request.lease_id} is of no pool here")
+            return Done()
+        try:
+            if isinstance(request, CommitBlocks):
+                pool.pool.commit(request.lease_id, request.checksums, self._clock())
+            else:
+                pool.pool.release(request.lease_id, request.corrupt, self._clock())
+        finally:
+            self._changed(pool)
+        return Done()
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise Draining("kvbm is going away")

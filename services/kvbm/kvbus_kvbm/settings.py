@@ -1,0 +1,75 @@
+"""Settings of kvbm: flags, ``KVBUS_*`` variables, file."""
+
+from typing import Annotated
+
+from kvbus_kvbm.core.pool import PoolLimits
+from kvbus_kvbm.core.pools import Budget
+from kvbus_runtime.settings import CommonSettings, Flag
+
+
+class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
+    """See ``kvbus kvbm --help``."""
+
+    g2_bytes: Annotated[int, Flag("host memory for KV blocks, all models together", metavar="BYTES")] = 1 << 30
+    arena_dir: Annotated[
+        str, Flag("where the shared memory lies; workers must see the same directory", metavar="DIR")
+    ] = "/dev/shm"  # noqa: S108
+    arena_group: Annotated[str, Flag("group (name or id) that may map the memory, too (none: this user only)")] = ""
+    pool_share: Annotated[float, Flag("part of the memory not yet assigned that a new pool takes")] = 0.8
+    min_pool_slots: Annotated[int, Flag("a pool of fewer blocks is not made")] = 8
+    max_pools: Annotated[int, Flag("pools (one per model and block layout) at the same time")] = 8
+    max_models: Annotated[int, Flag("models with a stream of KV events, over the whole run")] = 32
+    lease_s: Annotated[float, Flag("how long a worker may write or read the slots it was given")] = 10.0
+    quarantine_s: Annotated[float, Flag("rest of a slot whose writer went away without a word")] = 30.0
+    max_leases_per_worker: Annotated[int, Flag("leases one worker may hold at the same time")] = 256
+    max_keys_per_request: Annotated[int, Flag("blocks in one request")] = 16_384
+    max_pending_requests: Annotated[int, Flag("requests handled at the same time")] = 1024
+    absent_grace_s: Annotated[float, Flag("an attached worker unknown to the directory counts as gone after this")] = (
+        60.0
+    )
+    onboard_bytes_per_s: Annotated[float, Flag("rate at which workers read blocks back (0: measured at start)")] = 0.0
+    snapshot_chunk_keys: Annotated[int, Flag("blocks in one message of a snapshot")] = 8192
+    max_snapshots: Annotated[int, Flag("snapshots kept for askers that fetch them in chunks")] = 4
+    snapshot_ttl_s: Annotated[float, Flag("how long a snapshot is kept after the last question for it")] = 30.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            "g2_bytes",
+            "min_pool_slots",
+            "max_pools",
+            "max_models",
+            "lease_s",
+            "max_leases_per_worker",
+            "max_keys_per_request",
+            "max_pending_requests",
+            "snapshot_chunk_keys",
+            "max_snapshots",
+            "snapshot_ttl_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
+        for name in ("quarantine_s", "absent_grace_s", "onboard_bytes_per_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+        if not 0 < self.pool_share <= 1:
+            raise ValueError("pool_share must be above 0 and at most 1")
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(
+            g2_bytes=self.g2_bytes,
+            pool_share=self.pool_share,
+            max_pools=self.max_pools,
+            max_models=self.max_models,
+            min_slots=self.min_pool_slots,
+        )
+
+    @property
+    def pool_limits(self) -> PoolLimits:
+        return PoolLimits(
+            lease_s=self.lease_s,
+            quarantine_s=self.quarantine_s,
+            max_leases_per_instance=self.max_leases_per_worker,
+            max_keys_per_request=self.max_keys_per_request,
+        )
