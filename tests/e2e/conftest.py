@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbus_testkit.system import KvbusUp
+from kvbus_testkit.up import KvbusUp
 from kvbus_worker.models import tiny
 
 

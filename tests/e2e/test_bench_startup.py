@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from kvbus_testkit.system import run_kvbus
+from kvbus_testkit.up import run_kvbus
 
 FIELDS = {
     "kvbus_version", "python", "engine", "workers", "cores", "services", "idle_s", "idle_cpu_percent", "system_ready_s",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbus_testkit.system import KvbusUp, Sse, run_curl_line, run_kvbus
+from kvbus_testkit.up import KvbusUp, Sse, run_curl_line, run_kvbus
 from kvbus_testkit.timing import eventually_sync
 
 LONG_QUESTION = "Tell me about the tides, and why there are two of them on most days. " * 4

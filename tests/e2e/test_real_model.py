@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvbus_testkit.system import KvbusUp, Sse, run_curl_line
+from kvbus_testkit.up import KvbusUp, Sse, run_curl_line
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(600)

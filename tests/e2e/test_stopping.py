@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from kvbus_testkit.system import KvbusUp, is_alive
+from kvbus_testkit.up import KvbusUp, is_alive
 from kvbus_testkit.timing import eventually_sync
 
 StartSystem = Callable[..., KvbusUp]
