@@ -1,0 +1,271 @@
+"""Which tokens of which sequences one step computes. Pure: the clock is passed in.
+
+A step serves, within its token budget: decoding sequences (one token each), then prefills that have begun, then waiting requests,
+each group by rank (priority, then arrival). Room comes from free and cached blocks; when that is not enough
+
+- a decoding sequence preempts the lowest ranked running one, itself at worst;
+- a prefill or a waiting request preempts only what has a strictly lower priority, and otherwise takes the room there is or waits;
+- when that leaves nothing to do, the highest ranked sequence preempts whom it needs: every step computes something.
+
+A preempted sequence waits with its old rank; its full blocks stay cached, so that going on costs little. One sequence alone always
+fits, as the context length is cut to the pool.
+
+A waiting request whose next block another sequence is computing in this very step waits for it instead of computing it again. It
+holds nothing meanwhile and the other one moves on with each step, so nothing can wait in a circle.
+"""
+
+import bisect
+from collections.abc import Iterable
+from operator import attrgetter
+
+import msgspec
+
+from kvbus_blocks.keys import ROOT
+from kvbus_worker.engines.torch.block_pool import BlockPool
+from kvbus_worker.engines.torch.sequence import State, TokenSequence
+
+_rank = attrgetter("rank")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    block_size: int
+    max_num_seqs: int
+    max_batched_tokens: int
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Compute ``count`` tokens of ``sequence`` from ``start`` on; ``samples``: they reach its end, so the next token follows."""
+
+    sequence: TokenSequence
+    start: int
+    count: int
+    samples: bool
+
+
+class Scheduler:
+    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._running: list[TokenSequence] = []
+        self._waiting: list[TokenSequence] = []  # sorted by rank
+        self._sequences: dict[str, TokenSequence] = {}
+        self._computing: dict[bytes, TokenSequence] = {}  # prompt blocks that a running sequence is going to compute
+        self.preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens still to be computed."""
+        prefilling = sum(s.remaining for s in self._running if s.remaining > 1)
+        return prefilling + sum(len(s.tokens) - s.expected_hit for s in self._waiting)
+
+    def add(self, sequence: TokenSequence) -> None:
+        hit = self._pool.lookup(sequence.keys[: sequence.reusable_blocks])
+        sequence.expected_hit = len(hit) * self._limits.block_size
+        self._sequences[sequence.id] = sequence
+        bisect.insort(self._waiting, sequence, key=_rank)
+
+    def get(self, request_id: str) -> TokenSequence | None:
+        return self._sequences.get(request_id)
+
+    def sequences(self) -> list[TokenSequence]:
+        return list(self._sequences.values())
+
+    def remove(self, sequence: TokenSequence) -> None:
+        """Forget a sequence in whatever state; what it computed stays cached."""
+        del self._sequences[sequence.id]
+        if sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._give_back(sequence)
+
+    def clear(self) -> None:
+        """Forget all sequences without touching the pool."""
+        self._running, self._waiting = [], []
+        self._sequences, self._computing = {}, {}
+
+    def plan(self, now_s: float) -> list[Chunk]:
+        """Choose the step and allocate its blocks. Empty only when there is no work."""
+        step = _Step(self._limits.max_batched_tokens)
+        self._running.sort(key=_rank)
+        self._plan_decodes(step)
+        self._plan_prefills(step)
+        self._plan_admissions(step, now_s)
+        if not step.counts and self._running:
+            self._force(step)
+        return [
+            Chunk(sequence, sequence.computed, count, count == sequence.remaining)
+            for sequence, count in step.counts.items()
+        ]
+
+    def computed(self, chunk: Chunk) -> None:
+        """The KV of the chunk's tokens is in its blocks now: full blocks become reusable."""
+        sequence, size = chunk.sequence, self._limits.block_size
+        sequence.computed += chunk.count
+        while (sequence.registered + 1) * size <= sequence.computed:
+            index = sequence.registered
+            key = sequence.key(index)
+            parent = sequence.keys[index - 1] if index else ROOT
+            tokens = sequence.block_tokens(index)
+            sequence.table[index] = self._pool.register(sequence.table[index], key, parent, tokens)
+            sequence.registered += 1
+            self._no_longer_computing(sequence, (key,))
+
+    def _plan_decodes(self, step: "_Step") -> None:
+        for sequence in list(self._running):
+            if step.budget == 0:
+                return
+            if sequence.state is not State.RUNNING or sequence.remaining != 1:
+                continue
+            while self._blocks_missing(sequence, 1) > self._pool.available:
+                victim = self._running[-1]
+                self._preempt(victim, step)
+                if victim is sequence:
+                    break
+            else:
+                self._schedule(sequence, 1, step)
+
+    def _plan_prefills(self, step: "_Step") -> None:
+        for sequence in list(self._running):
+            if step.budget == 0:
+                return
+            if sequence.state is not State.RUNNING or sequence.remaining == 1:
+                continue
+            wanted = min(sequence.remaining, step.budget)
+            while self._blocks_missing(sequence, wanted) > self._pool.available:
+                if not self._preempt_below(sequence, step):
+                    break
+            count = min(wanted, self._room(sequence))
+            if count > 0:
+                self._schedule(sequence, count, step)
+
+    def _plan_admissions(self, step: "_Step", now_s: float) -> None:
+        for sequence in list(self._waiting):
+            if step.budget == 0:
+                return
+            if sequence.state is not State.WAITING:
+                continue
+            matched = self._pool.lookup(sequence.keys[: sequence.reusable_blocks])
+            if self._is_being_computed(sequence, len(matched), step):
+                continue
+            if not self._make_room_for(sequence, matched, step):
+                return
+            # a preemption may have let go of some, but cached blocks are only evicted by allocations
+            self._waiting.remove(sequence)
+            self._pool.acquire(matched)
+            sequence.table = matched
+            sequence.admit(len(matched) * self._limits.block_size, now_s)
+            bisect.insort(self._running, sequence, key=_rank)
+            for key in sequence.keys[len(matched) :]:
+                self._computing.setdefault(key, sequence)
+            self._schedule(sequence, min(sequence.remaining, step.budget, self._room(sequence)), step)
+
+    def _make_room_for(self, sequence: TokenSequence, matched: list[int], step: "_Step") -> bool:
+        """Whether the whole prompt fits beside what runs (a block of growth for each), preempting lower priorities for it."""
+        total = -(-len(sequence.tokens) // self._limits.block_size)
+        while self._running:
+            has_slot = len(self._running) < self._limits.max_num_seqs
+            wanted = total - len(matched) + self._pool.count_cached(matched)
+            growth = sum(running.remaining == 1 for running in self._running)
+            if has_slot and wanted + growth <= self._pool.available:
+                return True
+            if not self._preempt_below(sequence, step):
+                return False
+        return True
+
+    def _force(self, step: "_Step") -> None:
+        sequence = self._running[0]
+        while self._room(sequence) == 0:
+            self._preempt(self._running[-1], step)
+        self._schedule(sequence, min(sequence.remaining, step.budget, self._room(sequence)), step)
+
+    def _is_being_computed(self, sequence: TokenSequence, matched: int, step: "_Step") -> bool:
+        if matched >= min(sequence.reusable_blocks, len(sequence.keys)):
+            return False
+        return self._computing.get(sequence.keys[matched]) in step.counts
+
+    def _blocks_missing(self, sequence: TokenSequence, count: int) -> int:
+        """Blocks to allocate before ``count`` more tokens can be computed."""
+        return -(-(sequence.computed + count) // self._limits.block_size) - len(sequence.table)
+
+    def _room(self, sequence: TokenSequence) -> int:
+        """How many tokens the sequence could compute with the blocks there are."""
+        return (len(sequence.table) + self._pool.available) * self._limits.block_size - sequence.computed
+
+    def _schedule(self, sequence: TokenSequence, count: int, step: "_Step") -> None:
+        missing = self._blocks_missing(sequence, count)
+        if missing > 0:
+            sequence.table += self._pool.allocate(missing, sequence.table[-1] if sequence.table else None)
+        step.take(sequence, count)
+
+    def _preempt_below(self, sequence: TokenSequence, step: "_Step") -> bool:
+        """Preempt the lowest ranked running sequence if its priority is strictly lower."""
+        victim = self._running[-1]
+        if victim.request.priority >= sequence.request.priority:
+            return False
+        self._preempt(victim, step)
+        return True
+
+    def _preempt(self, victim: TokenSequence, step: "_Step") -> None:
+        step.drop(victim)
+        self._running.remove(victim)
+        self._give_back(victim)
+        victim.expected_hit = victim.registered * self._limits.block_size
+        victim.computed = victim.registered = 0
+        victim.state = State.WAITING
+        bisect.insort(self._waiting, victim, key=_rank)
+        self.preemptions += 1
+
+    def _give_back(self, sequence: TokenSequence) -> None:
+        self._no_longer_computing(sequence, sequence.keys[sequence.registered :])
+        self._pool.release(sequence.table)
+        sequence.table = []
+
+    def _no_longer_computing(self, sequence: TokenSequence, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if self._computing.get(key) is sequence:
+                del self._computing[key]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the books do not agree. Call between steps."""
+        self._pool.check_integrity()
+        held = {block for sequence in self._running for block in sequence.table}
+        problems = {
+            "used blocks are not those of the running sequences": self._pool.used != len(held),
+            "too many sequences run": len(self._running) > self._limits.max_num_seqs,
+            "the waiting are not in order": self._waiting != sorted(self._waiting, key=_rank),
+            "a waiting sequence holds blocks": any(s.table or s.state is not State.WAITING for s in self._waiting),
+            "a running sequence is not marked so": any(s.state is not State.RUNNING for s in self._running),
+            "a sequence is lost": len(self._sequences) != len(self._running) + len(self._waiting),
+            "an ended sequence is said to compute": any(s not in self._running for s in self._computing.values()),
+        }
+        for problem, is_so in problems.items():
+            if is_so:
+                raise AssertionError(problem)
+
+
+class _Step:
+    """The step being planned."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.counts: dict[TokenSequence, int] = {}
+
+    def take(self, sequence: TokenSequence, count: int) -> None:
+        self.counts[sequence] = count
+        self.budget -= count
+
+    def drop(self, sequence: TokenSequence) -> None:
+        self.budget += self.counts.pop(sequence, 0)

@@ -1,0 +1,52 @@
+"""What can be set about the torch engine."""
+
+from typing import Literal
+
+import msgspec
+
+from kvbus_wire.errors import ErrorCode
+from kvbus_worker.engines.base import EngineError
+
+Dtype = Literal["float32", "bfloat16"]
+
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
+
+
+class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``model_dir``: a folder in the Hugging Face layout (config.json, safetensors).
+
+    ``total_blocks`` 0: as many as fit into ``kv_cache_bytes``; that 0: 1 GiB on CPUs, 90% of the memory left after loading on GPUs.
+    ``context_length`` 0: the model's; both are cut to what the cache can hold. ``max_waiting``: requests not yet begun, beyond
+    which submit refuses. ``max_steps_ahead``: step outcomes not yet taken by the event loop, beyond which computing waits.
+    ``threads``: CPU threads of the computation; several workers on one machine run best with 1 each.
+    """
+
+    model_dir: str
+    device: str = "cpu"
+    dtype: Dtype = "float32"
+    block_size: int = 16
+    total_blocks: int = 0
+    kv_cache_bytes: int = 0
+    context_length: int = 0
+    max_num_seqs: int = 32
+    max_batched_tokens: int = 256
+    max_waiting: int = 256
+    max_logprobs: int = 20
+    max_steps_ahead: int = 64
+    threads: int = 1
+
+    def check(self) -> None:
+        """Raise EngineError for values that cannot work."""
+        positive = ("block_size", "max_num_seqs", "max_batched_tokens", "max_waiting", "max_steps_ahead", "threads")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise EngineError(ErrorCode.INVALID_REQUEST, f"{name} must be at least 1", param=name)
+        for name in ("total_blocks", "kv_cache_bytes", "context_length", "max_logprobs"):
+            if getattr(self, name) < 0:
+                raise EngineError(ErrorCode.INVALID_REQUEST, f"{name} must not be negative", param=name)
+        if self.max_batched_tokens < self.max_num_seqs:
+            raise EngineError(
+                ErrorCode.INVALID_REQUEST,
+                "max_batched_tokens must be at least max_num_seqs, or some sequences could never decode",
+                param="max_batched_tokens",
+            )
