@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbus_testkit.up import KvbusUp, Sse, run_curl_line, run_kvbus
 from kvbus_testkit.timing import eventually_sync
+from kvbus_testkit.up import KvbusUp, Sse, run_curl_line, run_kvbus
 
 LONG_QUESTION = "Tell me about the tides, and why there are two of them on most days. " * 4
 

@@ -4,8 +4,8 @@ import os
 import signal
 from collections.abc import Callable
 
-from kvbus_testkit.up import KvbusUp, is_alive
 from kvbus_testkit.timing import eventually_sync
+from kvbus_testkit.up import KvbusUp, is_alive
 
 StartSystem = Callable[..., KvbusUp]
 QUESTION = [{"role": "user", "content": "Say something. " * 20}]

@@ -1,8 +1,12 @@
 """The terminal of `kvbus up`: one line per process while it starts, then how to use the system."""
 
+import json
+import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,13 +18,17 @@ from kvbus_cli.up.status import SystemStatus
 
 
 def curl_line(url: str, model: str) -> str:
-    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
-    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    content = '[{"role": "user", "content": "What is the capital of France?"}]'
+    body = f'{{"model": {json.dumps(model)}, "stream": true, "messages": {content}}}'
+    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
 def program_name() -> str:
     """How to call this command again from the shell that started it."""
-    return "kvbus" if shutil.which("kvbus") else sys.argv[0]
+    if shutil.which("kvbus"):
+        return "kvbus"
+    beside = Path(sys.executable).with_name("kvbus")
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 class TerminalReporter:
