@@ -58,6 +58,7 @@ class TorchEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sink: StepSink | None = None
         self._exited: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
         self._pool: BlockPool | None = None
         self._closing = False
 
@@ -77,17 +78,20 @@ class TorchEngine:
         self._sink = sink
         self._exited = asyncio.Event()
         ready: asyncio.Future[Compute] = self._loop.create_future()
-        threading.Thread(target=self._run, args=(ready,), name="torch-engine", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="torch-engine", daemon=True)
+        self._thread.start()
         compute = await ready
         self._info = compute.info
         self._pool = compute.pool
 
     async def stop(self) -> None:
         self._closing = True
-        if self._exited is not None:
+        if self._exited is not None and self._thread is not None:
             self._commands.put(None)
             await self._exited.wait()
             self._pool = None
+            # it still frees the model: a process that ends meanwhile would crash
+            await asyncio.to_thread(self._thread.join)
 
     def submit(self, request: EngineRequest) -> None:
         self._require_running()
