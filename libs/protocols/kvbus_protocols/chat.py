@@ -88,6 +88,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     def token_limit_param(self) -> str:
         return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
     def check(self) -> None:
         """Raise InvalidRequest for what the types alone cannot say."""
         self.check_generation()

@@ -39,6 +39,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
             raise InvalidRequest("'prompt' mixes text and token ids.", param="prompt")
         return texts
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
     def check(self) -> None:
         """Raise InvalidRequest for what the types alone cannot say."""
         self.check_generation()

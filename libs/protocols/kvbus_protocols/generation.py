@@ -62,6 +62,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     def wants_stream_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return False
+
     def check_generation(self) -> None:
         """Raise InvalidRequest for what the types alone cannot say."""
         if self.stream_options is not None and not self.stream:

@@ -7,14 +7,13 @@ from kvbus_tokenizers.errors import BundleInvalid
 
 
 class GenerationConfig(msgspec.Struct, frozen=True):
-    """Only what is set; None leaves the choice to the server. ``do_sample`` False means greedy where no temperature is given."""
+    """Only what is set; None leaves the choice to the server. (``do_sample`` is not read, as in other servers.)"""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    do_sample: bool | None = None
     eos_token_id: int | list[int] | None = None
     max_new_tokens: int | None = None
 

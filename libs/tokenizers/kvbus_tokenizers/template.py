@@ -100,23 +100,35 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[Segment]:
         """The prompt of a conversation of plain JSON values. Raise TemplateFailed.
 
+        ``continue_final``: the prompt ends with the last message's content, to be continued.
         ``variables``: more names for the template.
         """
-        request = {"messages": list(messages), "tools": list(tools) if tools else None, **(variables or {})}
+        request = {**(variables or {}), "messages": list(messages), "tools": list(tools) if tools else None}
         guarded, mark = self._control.guard(request, own_words=_is_assistant)
         template = self._tools_template if tools else self._template
-        names = {**self._names, "add_generation_prompt": add_generation_prompt, **guarded}
+        names = {**self._names, **guarded, "add_generation_prompt": add_generation_prompt and not continue_final}
         try:
             text = template.render(names)
         except _Refusal as error:
             raise TemplateFailed(str(error).replace(mark, "") if mark else str(error), refused=True) from error
         except Exception as error:  # a template is a program: anything may come out of it
             raise TemplateFailed(f"the chat template failed: {type(error).__name__}: {error}") from error
+        if continue_final:
+            text = _up_to_final(text, guarded["messages"][-1].get("content"))
         return self._control.split_guarded(text, mark)
+
+
+def _up_to_final(text: str, content: Any) -> str:
+    words = content.strip() if isinstance(content, str) else ""
+    start = text.rfind(words)
+    if not words or start < 0:
+        raise TemplateFailed("the final message is empty, or the template does not write it as it is", refused=True)
+    return text[: start + len(words)]
 
 
 def _is_assistant(value: Any) -> bool:

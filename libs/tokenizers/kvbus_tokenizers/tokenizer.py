@@ -39,6 +39,11 @@ class Tokenizer:
     def backend_name(self) -> str:
         return self._backend.name
 
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether decoding drops a space at the start of a text, so that a detokenizer must know the prompt."""
+        return self._pieces.strip_start > 0
+
     def token_id(self, text: str) -> int | None:
         """The id of the added token that is written like this."""
         return next((token.id for token in self.added_tokens.values() if token.content == text), None)

@@ -1,0 +1,3 @@
+from kvbus_frontend.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,56 @@
+"""Server-sent events to one client."""
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+from aiohttp import web
+
+from kvbus_protocols import sse
+from kvbus_protocols.errors import ApiError
+
+
+class EventStream:
+    """Every event goes out in one write, several that wait go out together. Raise ConnectionError when the client is gone."""
+
+    def __init__(self, request: web.Request, *, request_id: str, write_timeout_s: float) -> None:
+        self._request = request
+        self._timeout_s = write_timeout_s
+        self.response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+                "X-Request-Id": request_id,
+            }
+        )
+
+    async def open(self) -> None:
+        await self.response.prepare(self._request)
+
+    async def send(self, events: Iterable[msgspec.Struct]) -> None:
+        data = b"".join(map(sse.event, events))
+        if data:
+            await self._write(data)
+
+    async def keep_alive(self) -> None:
+        await self._write(sse.KEEP_ALIVE)
+
+    async def done(self) -> None:
+        await self._write(sse.DONE)
+        await self.response.write_eof()
+
+    async def fail(self, error: ApiError) -> None:
+        """An error after the response has begun: one event, then the end without the sentinel."""
+        await self._write(sse.event(error.body))
+        await self.response.write_eof()
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.response.write(data)
+        except TimeoutError:
+            transport = self._request.transport
+            if transport is not None:
+                transport.abort()
+            raise ConnectionResetError(f"the client has read nothing for {self._timeout_s:g} s") from None

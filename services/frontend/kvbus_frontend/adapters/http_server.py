@@ -1,0 +1,99 @@
+"""The HTTP server: routes, keys, and errors in the API's own shape."""
+
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from kvbus_protocols.errors import ApiError
+from kvbus_runtime.metrics import Metrics
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+def error_response(error: ApiError) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(error.body),
+        status=error.status,
+        headers={"Content-Type": "application/json", **error.headers},
+    )
+
+
+class HttpServer:
+    """Serves until `stop`. ``public`` routes need no key."""
+
+    def __init__(
+        self,
+        routes: Sequence[web.RouteDef],
+        public: Sequence[web.RouteDef],
+        *,
+        host: str,
+        port: int,
+        api_keys: Sequence[str],
+        metrics: Metrics,
+        log: Any,
+    ) -> None:
+        self._log = log
+        self._host, self._port = host, port
+        self._keys = [key.encode() for key in api_keys]
+        self._public = frozenset(route.path for route in public)
+        self._rejected = metrics.counter("http_rejected", "requests refused before an endpoint took them", ("status",))
+        self._app = web.Application(middlewares=[web.middleware(self._guard)])
+        self._app.add_routes([*public, *routes])
+        # Bodies are unpacked by the handlers, within their limits; a client that leaves cancels its handler.
+        self._runner = web.AppRunner(
+            self._app, access_log=None, handler_cancellation=True, auto_decompress=False, shutdown_timeout=2.0
+        )
+        self.url = ""
+
+    async def start(self) -> None:
+        """Raise OSError when the port is taken."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, backlog=1024)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._check_key(request)
+            return await handler(request)
+        except ApiError as error:
+            return self._refused(error)
+        except web.HTTPException as refusal:
+            if refusal.status < 400:
+                raise
+            message = f"{refusal.reason}: {request.method} {request.path}"
+            return self._refused(ApiError(refusal.status, message, code=_CODES.get(refusal.status)))
+        except ConnectionError:
+            return web.Response(status=499)  # the client has gone; nobody sees this
+        except Exception:
+            self._log.exception("request_crashed", method=request.method, path=request.path)
+            return error_response(ApiError(500, "The server failed to process the request.", code="internal"))
+
+    def _refused(self, error: ApiError) -> web.Response:
+        self._rejected.labels(error.status).inc()
+        if error.code == "internal" and error.__cause__ is not None:
+            self._log.error("request_failed", message=error.message, exc_info=error.__cause__)
+        return error_response(error)
+
+    def _check_key(self, request: web.Request) -> None:
+        if not self._keys or request.path in self._public:
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        key = given.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
+        if not key:
+            raise ApiError(
+                401, "You did not provide an API key. Send it as 'Authorization: Bearer KEY'.", code="missing_api_key"
+            )
+        data = key.encode(errors="surrogateescape")
+        matches = [hmac.compare_digest(data, known) for known in self._keys]  # all of them: no early way out
+        if not any(matches):
+            raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")

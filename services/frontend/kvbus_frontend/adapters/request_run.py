@@ -1,0 +1,205 @@
+"""All choices of one HTTP request, running side by side into one bounded buffer."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from kvbus_frontend.adapters.generation import Begun, Event, Finished, Generator, Placed, Tokens
+from kvbus_frontend.core.choice_text import ChoiceText, Piece
+from kvbus_frontend.core.dispatch import Job
+from kvbus_frontend.core.outputs import BufferFull, ChoiceOutput, Finish, OutputBuffer
+from kvbus_protocols.errors import ApiError
+from kvbus_protocols.generation import Usage
+
+
+class Choice(msgspec.Struct):
+    """One choice. ``leader``: the choice with the same prompt that is placed first; the others go to its worker."""
+
+    job: Job
+    text: ChoiceText
+    leader: int
+    cached_tokens: int = 0
+    worker_id: str = ""
+
+
+class RequestRun:
+    """An async context manager; leaving it ends whatever still runs, and tells the workers why."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        choices: Sequence[Choice],
+        *,
+        buffer_chars: int,
+        timeout_s: float,
+        on_first_token: Callable[[], None],
+    ) -> None:
+        self._generator = generator
+        self._choices = choices
+        self._buffer = OutputBuffer(buffer_chars)
+        self._deadline = asyncio.get_running_loop().time() + timeout_s
+        self._on_first_token = on_first_token
+        self._placed: dict[int, asyncio.Event] = {choice.leader: asyncio.Event() for choice in choices}
+        self._news = asyncio.Event()
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open = len(choices)
+        self._error: ApiError | None = None
+        self._has_token = False
+        self._reason = "abandoned"
+        self.begun = False
+
+    async def __aenter__(self) -> "RequestRun":
+        await self._group.__aenter__()
+        self._tasks = [self._group.create_task(self._run(i, c), name="choice") for i, c in enumerate(self._choices)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, asyncio.CancelledError | ConnectionError):
+            self._reason = "client_disconnected"
+        for task in self._tasks:
+            task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    async def take(self, timeout_s: float) -> list[ChoiceOutput]:
+        """What has come since the last call; waits for something. Empty: nothing came in time, or all is done (`is_done`).
+
+        Raise ApiError when a choice has failed.
+        """
+        if not self._buffer and self._open and self._error is None:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+            except TimeoutError:
+                return []
+        if self._error is not None:
+            raise self._error
+        return self._buffer.take()
+
+    async def wait_begun(self, timeout_s: float) -> bool:
+        """Wait until an engine has begun, or something has come or failed. Raise ApiError as `take` does."""
+        end = asyncio.get_running_loop().time() + timeout_s
+        while not (self.begun or self._buffer or self._error is not None or self.is_over):
+            self._news.clear()
+            try:
+                async with asyncio.timeout_at(end):
+                    await self._news.wait()
+            except TimeoutError:
+                return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs any more."""
+        return self._open == 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing runs any more, and everything has been taken."""
+        return self.is_over and not self._buffer and self._error is None
+
+    def end(self, error: ApiError) -> None:
+        """End the request from outside: `take` raises ``error``."""
+        self._fail(error)
+        self._reason = error.code or self._reason
+        self._news.set()
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices it has."""
+        leaders = [choice for i, choice in enumerate(self._choices) if choice.leader == i]
+        return Usage.of(
+            prompt_tokens=sum(choice.job.prompt.count for choice in leaders),
+            completion_tokens=sum(choice.text.output_tokens for choice in self._choices),
+            cached_tokens=sum(choice.cached_tokens for choice in leaders),
+        )
+
+    async def _run(self, index: int, choice: Choice) -> None:
+        """Never raises but by cancellation: a failure is the request's, and `take` reports it."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await self._generate(index, choice)
+        except TimeoutError:
+            self._fail(ApiError(504, "The request took longer than this server allows.", code="deadline_exceeded"))
+        except BufferFull as problem:
+            self._fail(ApiError(499, f"The client reads too slowly: {problem}.", code="slow_client"))
+        except ApiError as problem:
+            self._fail(problem)
+        except Exception as problem:
+            error = ApiError(500, "The server failed to process the request.", code="internal")
+            error.__cause__ = problem
+            self._fail(error)
+        finally:
+            self._open -= 1
+            self._news.set()
+
+    async def _generate(self, index: int, choice: Choice) -> None:
+        job = choice.job
+        if choice.leader != index:
+            await self._placed[choice.leader].wait()
+            job = msgspec.structs.replace(job, pinned=self._choices[choice.leader].worker_id)
+        async with aclosing(self._generator.run(job, self._cancel_reason)) as events:
+            async for event in events:
+                if self._apply(index, choice, event):
+                    return
+
+    def _apply(self, index: int, choice: Choice, event: Event) -> bool:
+        """Whether the choice has ended."""
+        match event:
+            case Placed(worker_id):
+                choice.worker_id = worker_id
+                if choice.leader == index:
+                    self._placed[index].set()
+            case Begun(cached_tokens):
+                choice.cached_tokens = cached_tokens
+                self.begun = True
+            case Tokens(ids, logprobs):
+                if not self._has_token:
+                    self._has_token = True
+                    self._on_first_token()
+                self._put(index, choice.text.push(ids, logprobs))
+            case Finished(reason, stop_token_id):
+                self._put(index, choice.text.finish())
+                if choice.text.matched is None:
+                    self._buffer.finish(index, Finish(reason, stop_token_id))
+        self._news.set()
+        if choice.text.matched is not None:
+            self._reason = "stop_string"
+            self._buffer.finish(index, Finish("stop", choice.text.matched))
+            return True
+        return isinstance(event, Finished)
+
+    def _put(self, index: int, piece: Piece) -> None:
+        try:
+            self._buffer.put(index, piece)
+        except BufferFull:
+            self._reason = "slow_client"
+            raise
+
+    def _fail(self, error: ApiError) -> None:
+        if self._error is None:
+            self._error = error
+            self._reason = "failed" if self._reason == "abandoned" else self._reason
+
+    def _cancel_reason(self) -> str:
+        """Asked while the generation is torn down, so before the reason has come out as an exception."""
+        return "deadline" if asyncio.get_running_loop().time() >= self._deadline else self._reason
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        usage = self.usage
+        return {
+            "workers": sorted({choice.worker_id for choice in self._choices if choice.worker_id}),
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }

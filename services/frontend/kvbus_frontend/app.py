@@ -1,0 +1,98 @@
+"""The frontend's composition root."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from kvbus_frontend.adapters.generation import Generator
+from kvbus_frontend.adapters.http_server import HttpServer
+from kvbus_frontend.adapters.models import Models
+from kvbus_frontend.handlers.api import Api
+from kvbus_frontend.handlers.chat import ChatHandler
+from kvbus_frontend.handlers.completions import CompletionsHandler
+from kvbus_frontend.handlers.models import ModelsHandler
+from kvbus_frontend.handlers.tokenization import TokenizationHandler
+from kvbus_frontend.settings import FrontendSettings
+from kvbus_runtime.objects import ObjectStore
+from kvbus_runtime.service import Service
+from kvbus_runtime.streams.receiver import StepReceiver
+
+ENDED_S = 3.0
+"""After the drain deadline: time to write the terminal errors to the clients."""
+
+
+class Frontend:
+    """``url``: of the HTTP API."""
+
+    def __init__(
+        self, server: HttpServer, api: Api, generator: Generator, receiver: StepReceiver, executor: ThreadPoolExecutor
+    ) -> None:
+        self._server = server
+        self._api = api
+        self._generator = generator
+        self._receiver = receiver
+        self._executor = executor
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def drain(self, reason: str) -> None:
+        self._api.admission.draining = True
+        try:
+            await self._api.wait_idle()
+        except asyncio.CancelledError:
+            self._api.end_all(reason)
+            async with asyncio.timeout(ENDED_S):
+                await self._api.wait_idle()
+            raise
+
+    async def close(self) -> None:
+        await self._server.stop()
+        await self._generator.settle()
+        await self._receiver.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def start_frontend(service: Service, settings: FrontendSettings) -> Frontend:
+    executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+    receiver = StepReceiver(service, heartbeat_timeout_s=settings.heartbeat_timeout_s)
+    await receiver.start()
+    generator = Generator(
+        service.bus, receiver, service.instance_id, settings, service.metrics, service.log, service.spawn
+    )
+    models = Models(
+        service.directory,
+        ObjectStore(service.bus),
+        settings,
+        executor,
+        service.health,
+        service.metrics,
+        service.log,
+        service.spawn,
+    )
+    api = Api(settings, models, generator, executor, service.metrics, service.log)
+    chat, completions = ChatHandler(api), CompletionsHandler(api)
+    listed, tokenization = ModelsHandler(models), TokenizationHandler(api)
+    server = HttpServer(
+        [
+            web.post("/v1/chat/completions", chat),
+            web.post("/v1/completions", completions),
+            web.get("/v1/models", listed.list),
+            web.get("/v1/models/{id:.+}", listed.get),
+            web.post("/v1/tokenize", tokenization.tokenize),
+            web.post("/v1/detokenize", tokenization.detokenize),
+        ],
+        service.health.routes(),
+        host=settings.http_host,
+        port=settings.http_port,
+        api_keys=settings.api_keys,
+        metrics=service.metrics,
+        log=service.log,
+    )
+    models.start()
+    await server.start()
+    service.log.info("http_listens", url=server.url)
+    await service.register()
+    return Frontend(server, api, generator, receiver, executor)

@@ -1,0 +1,1 @@
+"""The frontend's decisions: conversation to prompt, sampling, text out of tokens, responses. Pure."""

@@ -1,0 +1,72 @@
+"""Outputs of choices as legacy Completions bodies and chunks, which have one shape."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import UNSET
+
+from kvbus_frontend.core.chat_output import LOWEST_LOGPROB, Envelope, stop_reason_of
+from kvbus_frontend.core.choice_text import TokenText, token_text
+from kvbus_frontend.core.outputs import ChoiceOutput
+from kvbus_protocols.completions import Completion, CompletionChoice, CompletionLogprobs
+from kvbus_protocols.generation import OptionalUsage, Usage
+
+
+class CompletionOutput:
+    """``echoes``: the prompt's text per choice, when the request wants it before the output."""
+
+    def __init__(self, envelope: Envelope, echoes: Mapping[int, str] | None = None) -> None:
+        self._envelope = envelope
+        self._echoes = dict(echoes or {})
+        self._offsets = {index: len(text) for index, text in self._echoes.items()}
+
+    def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[Completion]:
+        for output in outputs:
+            if output.text or output.tokens or output.finish is not None or output.index in self._echoes:
+                yield self._wrap([self._choice(output)], None if self._envelope.stream_usage else UNSET)
+
+    def usage_chunk(self, usage: Usage) -> Completion:
+        return self._wrap([], usage)
+
+    def completion(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> Completion:
+        return self._wrap([self._choice(output) for output in outputs], usage)
+
+    def _choice(self, output: ChoiceOutput) -> CompletionChoice:
+        finish = output.finish
+        return CompletionChoice(
+            index=output.index,
+            text=self._echoes.pop(output.index, "") + output.text,
+            logprobs=self._logprobs(output) if self._envelope.logprobs and output.tokens else None,
+            finish_reason=finish.reason if finish is not None else None,
+            stop_reason=stop_reason_of(finish) if finish is not None else UNSET,
+        )
+
+    def _wrap(self, choices: list[CompletionChoice], usage: OptionalUsage) -> Completion:
+        envelope = self._envelope
+        return Completion(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=envelope.fingerprint,
+        )
+
+    def _logprobs(self, output: ChoiceOutput) -> CompletionLogprobs:
+        shift = self._offsets.get(output.index, 0)
+        tokens = output.tokens
+        return CompletionLogprobs(
+            tokens=[self._text(token.logprob.token_id) for token in tokens],
+            token_logprobs=[max(token.logprob.logprob, LOWEST_LOGPROB) for token in tokens],
+            top_logprobs=[self._top(token) for token in tokens] if any(token.logprob.top for token in tokens) else None,
+            text_offset=[shift + token.offset for token in tokens],
+        )
+
+    def _top(self, token: TokenText) -> dict[str, float]:
+        # Several tokens may show the same text (parts of characters): the most likely one keeps it.
+        top: dict[str, float] = {}
+        for token_id, logprob in token.logprob.top:
+            top.setdefault(self._text(token_id), max(logprob, LOWEST_LOGPROB))
+        return top
+
+    def _text(self, token_id: int) -> str:
+        return token_text(self._envelope.token_bytes, token_id)[0]

@@ -1,0 +1,71 @@
+"""The messages that bring one choice of a request to a worker."""
+
+import msgspec
+
+from kvbus_frontend.core.prompt import Prompt
+from kvbus_wire.packing import TOKEN_BYTES, pack_keys
+from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
+from kvbus_wire.router import Placement, RouteRequest
+from kvbus_wire.worker import Generate
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice to generate. ``allowed``: workers that serve exactly this model card (empty: all of the model's do)."""
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: Sampling
+    stopping: Stopping
+    deadline_ms: int
+    cache_salt: str = ""
+    hints: AgentHints = AgentHints()
+    session: SessionRef | None = None
+    mock: MockOutput | None = None
+    allowed: tuple[str, ...] = ()
+    pinned: str | None = None
+
+
+def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteRequest:
+    """``prompt``: with the output so far. A worker that has failed is not pinned any more."""
+    return RouteRequest(
+        request_id=job.request_id,
+        model=job.model,
+        keys=pack_keys(prompt.keys),
+        prompt_tokens=prompt.count,
+        max_tokens=job.stopping.max_tokens,
+        deadline_ms=job.deadline_ms,
+        hints=job.hints,
+        session=job.session,
+        tenant=job.cache_salt,
+        pinned=job.pinned if job.pinned not in excluded else None,
+        allowed=job.allowed,
+        excluded=excluded,
+    )
+
+
+def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int, prefix_blocks: int) -> Generate:
+    """``prefix_blocks``: so many leading blocks are named by their key only. The last prompt token always travels as a token."""
+    blocks = max(0, min(prefix_blocks, (prompt.count - 1) // prompt.block_size, len(prompt.keys)))
+    prefix_tokens = blocks * prompt.block_size
+    return Generate(
+        request_id=job.request_id,
+        model=job.model,
+        frontend_id=frontend_id,
+        tokens=prompt.tokens[prefix_tokens * TOKEN_BYTES :],
+        sampling=job.sampling,
+        stopping=job.stopping,
+        deadline_ms=job.deadline_ms,
+        prefix_key=prompt.keys[blocks - 1] if blocks else b"",
+        prefix_tokens=prefix_tokens,
+        resumed=resumed,
+        cache_salt=job.cache_salt,
+        hints=job.hints,
+        session=job.session,
+        mock=job.mock,
+    )
+
+
+def known_blocks(placement: Placement, prompt: Prompt) -> int:
+    """Leading blocks that the placed worker is believed to hold on its device."""
+    return placement.cached_tokens // prompt.block_size

@@ -1,0 +1,32 @@
+"""What went wrong inside, as the HTTP API says it."""
+
+from kvbus_protocols.errors import ApiError, InvalidRequest
+from kvbus_wire.errors import ErrorCode, ErrorReply
+
+_STATUS = {
+    ErrorCode.INVALID_REQUEST: 400,
+    ErrorCode.UNSUPPORTED: 400,
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
+    ErrorCode.MODEL_NOT_FOUND: 404,
+    ErrorCode.PAYLOAD_TOO_LARGE: 413,
+    ErrorCode.CANCELLED: 499,
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.NO_WORKERS: 503,
+    ErrorCode.OVERLOADED: 503,
+    ErrorCode.DRAINING: 503,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.GONE: 503,
+    ErrorCode.DEADLINE_EXCEEDED: 504,
+}
+RETRY_AFTER_S = 1.0
+
+
+def api_error(reply: ErrorReply) -> ApiError:
+    """A typed refusal of another service. What may go well later says so with Retry-After."""
+    status = _STATUS.get(reply.code, 500)
+    if status == 400:
+        return InvalidRequest(reply.message, param=reply.param, code=str(reply.code))
+    retry_after_s = reply.retry_after_s
+    if status == 503 and retry_after_s is None:
+        retry_after_s = RETRY_AFTER_S
+    return ApiError(status, reply.message, code=str(reply.code), param=reply.param, retry_after_s=retry_after_s)

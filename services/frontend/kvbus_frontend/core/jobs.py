@@ -1,0 +1,54 @@
+"""Jobs of the choices of one request: the same but for prompt, id and seed."""
+
+import msgspec
+
+from kvbus_frontend.core.dispatch import Job
+from kvbus_frontend.core.prompt import Prompt
+from kvbus_frontend.core.sampling import hints_of, mock_of, salt_of, sampling_of, session_of, stopping_of
+from kvbus_protocols.generation import GenerationRequest
+from kvbus_tokenizers import GenerationConfig
+
+
+class JobTemplate:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        defaults: GenerationConfig,
+        *,
+        model: str,
+        end_token_ids: tuple[int, ...],
+        allowed: tuple[str, ...],
+        logprobs: int | None,
+        deadline_ms: int,
+    ) -> None:
+        self._request = request
+        self._sampling = sampling_of(request, defaults, logprobs=logprobs)
+        self._model = model
+        self._end_token_ids = end_token_ids
+        self._allowed = allowed
+        self._deadline_ms = deadline_ms
+
+    def job(self, request_id: str, prompt: Prompt, max_tokens: int, *, choice: int) -> Job:
+        """``choice``: the number of the choice of this prompt; with a given seed, each draws from a seed of its own."""
+        request, sampling = self._request, self._sampling
+        if sampling.seed is not None and choice:
+            sampling = msgspec.structs.replace(sampling, seed=_other_seed(sampling.seed, choice))
+        return Job(
+            request_id=request_id,
+            model=self._model,
+            prompt=prompt,
+            sampling=sampling,
+            stopping=stopping_of(request, max_tokens=max_tokens, end_token_ids=self._end_token_ids),
+            deadline_ms=self._deadline_ms,
+            cache_salt=salt_of(request),
+            hints=hints_of(request),
+            session=session_of(request),
+            mock=mock_of(request),
+            allowed=self._allowed,
+        )
+
+
+def _other_seed(seed: int, choice: int) -> int:
+    """Far from the seeds that clients count through, and within 64 signed bits."""
+    mixed = (seed + choice * 0x9E3779B97F4A7C15) % 2**64
+    return mixed - 2**64 if mixed >= 2**63 else mixed

@@ -1,0 +1,109 @@
+"""Typed requests to prompts, and the checks that need the model. All of it may run in a thread."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvbus_frontend.core.conversation import template_messages, template_tools
+from kvbus_protocols.chat import ChatMessage, ChatRequest, Tool
+from kvbus_protocols.completions import CompletionRequest
+from kvbus_protocols.errors import InvalidRequest
+from kvbus_protocols.generation import GenerationRequest
+from kvbus_tokenizers import ChatTemplate, TemplateFailed, Tokenizer
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    messages: Sequence[ChatMessage],
+    *,
+    tools: Sequence[Tool] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final: bool = False,
+    variables: Mapping[str, object] | None = None,
+) -> list[int]:
+    """The prompt of a conversation. Raise ApiError."""
+    if template is None:
+        raise InvalidRequest("This model has no chat template; use /v1/completions.", code="no_chat_template")
+    try:
+        segments = template.render(
+            template_messages(messages, argument_strings=template.takes_argument_strings),
+            tools=template_tools(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
+            variables=variables,
+        )
+    except TemplateFailed as failure:
+        # Refused or not: a template fails on what the messages are, and the same request will fail again.
+        words = "refuses these messages" if failure.refused else "cannot render these messages"
+        raise InvalidRequest(
+            f"The chat template {words}: {failure}", param="messages", code="template_error"
+        ) from failure
+    except RecursionError as failure:
+        raise InvalidRequest(
+            "The messages are nested too deeply.", param="messages", code="nesting_too_deep"
+        ) from failure
+    return tokenizer.encode_segments(segments)
+
+
+def chat_tokens(request: ChatRequest, tokenizer: Tokenizer, template: ChatTemplate | None) -> list[int]:
+    """Raise ApiError."""
+    given = given_tokens(request, tokenizer)
+    if given is not None:
+        return given
+    continue_final = bool(request.continue_final_message)
+    return render_chat(
+        tokenizer,
+        template,
+        request.messages,
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final=continue_final,
+        variables=request.chat_template_kwargs,
+    )
+
+
+def completion_tokens(
+    request: CompletionRequest, prompt: str | Sequence[int], tokenizer: Tokenizer, *, index: int
+) -> list[int]:
+    """A text prompt is written for the model itself, so control tokens count in it. Raise ApiError."""
+    given = given_tokens(request, tokenizer)
+    if given is not None:
+        return given
+    if isinstance(prompt, str):
+        tokens = tokenizer.encode(prompt, allow_special=True, add_affixes=request.add_special_tokens is not False)
+    else:
+        tokens = list(prompt)
+        check_token_ids(tokens, tokenizer.vocab_size, "prompt")
+    if not tokens:
+        raise InvalidRequest("The prompt is empty.", param=f"prompt[{index}]" if index else "prompt")
+    return tokens
+
+
+def given_tokens(request: GenerationRequest, tokenizer: Tokenizer) -> list[int] | None:
+    """Tokens that the client brings along in ``nvext.token_data``."""
+    tokens = request.nvext.token_data if request.nvext is not None else None
+    if not tokens:
+        return None
+    check_token_ids(tokens, tokenizer.vocab_size, "nvext.token_data")
+    return tokens
+
+
+def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Raise InvalidRequest for an id outside of the vocabulary."""
+    bad = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    if bad is not None:
+        raise InvalidRequest(
+            f"The token id {bad} in '{param}' is not in the vocabulary (0 to {vocab_size - 1}).", param=param
+        )
+
+
+def check_vocabulary(request: GenerationRequest, vocab_size: int) -> None:
+    check_token_ids(request.logit_bias or (), vocab_size, "logit_bias")
+    check_token_ids(request.stop_token_ids or (), vocab_size, "stop_token_ids")
+
+
+def check_count(found: int, limit: int, what: str, param: str) -> None:
+    """Raise InvalidRequest."""
+    if found > limit:
+        raise InvalidRequest(
+            f"The request has {found} {what}; at most {limit} are allowed.", param=param, code="too_many"
+        )

@@ -1,0 +1,260 @@
+"""What the endpoints share: admission, the model of a request, preparing prompts, and answering by stream or in one piece."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from kvbus_frontend.adapters.body import read_body
+from kvbus_frontend.adapters.event_stream import EventStream
+from kvbus_frontend.adapters.generation import Generator
+from kvbus_frontend.adapters.models import Models, ServedModel
+from kvbus_frontend.adapters.request_run import Choice, RequestRun
+from kvbus_frontend.core.admission import Admission
+from kvbus_frontend.core.choice_text import Piece
+from kvbus_frontend.core.outputs import ChoiceOutput, OutputBuffer
+from kvbus_frontend.settings import FrontendSettings
+from kvbus_protocols.errors import ApiError, model_not_found
+from kvbus_protocols.generation import GenerationRequest, Usage
+from kvbus_runtime.metrics import Metrics
+
+T = TypeVar("T")
+
+CLIENT_CLOSED = 499
+"""Status in logs and metrics when the client has gone; it is never sent."""
+
+
+class Output(Protocol):
+    """Makes bodies of one API out of the outputs of choices."""
+
+    def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterable[msgspec.Struct]: ...
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct: ...
+
+    def completion(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> msgspec.Struct: ...
+
+
+class Ticket(msgspec.Struct):
+    """One request on its way, for its log line and metrics."""
+
+    api: str
+    request_id: str
+    started: float
+    model: str = ""
+    stream: bool = False
+    first_token_s: float | None = None
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Meters:
+    def __init__(self, metrics: Metrics) -> None:
+        self.requests = metrics.counter("http_requests", "requests by endpoint and status", ("api", "status"))
+        self.in_flight = metrics.gauge("requests_in_flight", "generation requests being served")
+        self.refused = metrics.counter("requests_refused", "requests over a limit", ("limit",))
+        self.first_token = metrics.histogram("time_to_first_token_seconds", "from the request to its first token")
+        self.duration = metrics.histogram("request_seconds", "from the request to the end of the response", ("api",))
+        self.prepare = metrics.histogram("prompt_prepare_seconds", "rendering, tokenizing and hashing a prompt")
+        self.tokens = metrics.counter("tokens", "tokens of finished requests", ("kind",))
+
+
+class Api:
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        models: Models,
+        generator: Generator,
+        executor: Executor,
+        metrics: Metrics,
+        log: Any,
+    ) -> None:
+        self.settings = settings
+        self.models = models
+        self.meters = Meters(metrics)
+        self.admission = Admission(settings.max_concurrent_requests)
+        self._generator = generator
+        self._executor = executor
+        self._log = log
+        self._runs: set[RequestRun] = set()
+        self._left = asyncio.Event()
+
+    # one request
+
+    @asynccontextmanager
+    async def admitted(self, api: str, request_id: str) -> AsyncIterator[Ticket]:
+        """Counts, times and logs a generation request. Raise ApiError when there is no room for it."""
+        ticket = Ticket(api, request_id, time.perf_counter())
+        status = CLIENT_CLOSED
+        try:
+            self._enter()
+            try:
+                yield ticket
+                status = 200
+            finally:
+                self.admission.leave()
+                self._left.set()
+                self.meters.in_flight.set(self.admission.in_flight)
+        except ApiError as error:
+            status = error.status
+            raise
+        except Exception as error:
+            status = CLIENT_CLOSED if isinstance(error, ConnectionError) else 500
+            raise
+        finally:
+            self._record(ticket, status)
+
+    def _enter(self) -> None:
+        try:
+            self.admission.enter()
+        except ApiError as refusal:
+            self.meters.refused.labels(refusal.code).inc()
+            raise
+        self.meters.in_flight.set(self.admission.in_flight)
+
+    def _record(self, ticket: Ticket, status: int) -> None:
+        status = ticket.fields.pop("status", status)
+        total_s = time.perf_counter() - ticket.started
+        self.meters.requests.labels(ticket.api, status).inc()
+        self.meters.duration.labels(ticket.api).observe(total_s)
+        self._log.info(
+            "request",
+            request=ticket.request_id,
+            api=ticket.api,
+            model=ticket.model,
+            status=status,
+            stream=ticket.stream,
+            first_token_s=ticket.first_token_s,
+            total_s=round(total_s, 4),
+            **ticket.fields,
+        )
+
+    async def read(self, request: web.Request) -> bytes:
+        """Raise ApiError."""
+        try:
+            return await read_body(request, limit=self.settings.max_body_bytes, timeout_s=self.settings.body_timeout_s)
+        except ApiError as error:
+            if error.status == 413:
+                self.meters.refused.labels("body_bytes").inc()
+            raise
+
+    def model(self, name: str) -> ServedModel:
+        """Raise ApiError."""
+        model = self.models.get(name)
+        if model is None:
+            raise model_not_found(name)
+        return model
+
+    async def prepare(self, size_bytes: int, work: Callable[[], T]) -> T:
+        """Rendering, tokenizing and hashing: on the loop when that is short, else in a thread."""
+        started = time.perf_counter()
+        try:
+            if size_bytes <= self.settings.inline_prompt_bytes:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self.meters.prepare.observe(time.perf_counter() - started)
+
+    # answering
+
+    async def respond(
+        self,
+        http_request: web.Request,
+        request: GenerationRequest,
+        ticket: Ticket,
+        choices: Sequence[Choice],
+        output: Output,
+    ) -> web.StreamResponse:
+        """Run all choices and answer. Raise ApiError before the response has begun; later errors become an event."""
+        settings = self.settings
+        ticket.stream = request.wants_stream
+
+        def first_token() -> None:
+            ticket.first_token_s = round(time.perf_counter() - ticket.started, 4)
+            self.meters.first_token.observe(ticket.first_token_s)
+
+        run = RequestRun(
+            self._generator,
+            choices,
+            buffer_chars=settings.stream_buffer_chars,
+            timeout_s=settings.request_timeout_s,
+            on_first_token=first_token,
+        )
+        self._runs.add(run)
+        try:
+            async with run:
+                if request.wants_stream:
+                    return await self._stream(http_request, request, ticket, run, output)
+                body = output.completion(await self._collect(run), run.usage)
+                return json_response(body, headers={"X-Request-Id": ticket.request_id})
+        finally:
+            self._runs.discard(run)
+            ticket.fields.update(run.log_fields)
+            self._count_tokens(run.usage)
+
+    async def _collect(self, run: RequestRun) -> list[ChoiceOutput]:
+        whole = OutputBuffer(limit_chars=1 << 62)
+        while True:
+            for part in await run.take(self.settings.keep_alive_s):
+                whole.put(part.index, Piece(part.text, part.tokens))
+                if part.finish is not None:
+                    whole.finish(part.index, part.finish)
+            if run.is_done:
+                return sorted(whole.take(), key=lambda part: part.index)
+
+    async def _stream(
+        self, http_request: web.Request, request: GenerationRequest, ticket: Ticket, run: RequestRun, output: Output
+    ) -> web.StreamResponse:
+        await run.wait_begun(self.settings.keep_alive_s)
+        stream = EventStream(http_request, request_id=ticket.request_id, write_timeout_s=self.settings.write_timeout_s)
+        await stream.open()
+        try:
+            while not run.is_done:
+                outputs = await run.take(self.settings.keep_alive_s)
+                if outputs:
+                    await stream.send(output.chunks(outputs))
+                elif not run.is_done:
+                    await stream.keep_alive()
+            if request.wants_stream_usage:
+                await stream.send([output.usage_chunk(run.usage)])
+            await stream.done()
+        except ApiError as error:
+            ticket.fields["status"] = error.status
+            self.log_failure(error, ticket.request_id)
+            await stream.fail(error)
+        return stream.response
+
+    def log_failure(self, error: ApiError, request_id: str) -> None:
+        if error.status >= 500 or error.status == CLIENT_CLOSED:
+            unexpected = error.__cause__ if error.code == "internal" else None
+            self._log.warning(
+                "request_failed", request=request_id, status=error.status, code=error.code, error=error.message,
+                exc_info=unexpected,
+            )  # fmt: skip
+
+    def _count_tokens(self, usage: Usage) -> None:
+        self.meters.tokens.labels("prompt").inc(usage.prompt_tokens)
+        self.meters.tokens.labels("cached").inc(usage.prompt_tokens_details.cached_tokens)
+        self.meters.tokens.labels("output").inc(usage.completion_tokens)
+
+    # the end
+
+    async def wait_idle(self) -> None:
+        """Return when no generation request is in flight."""
+        while self.admission.in_flight:
+            self._left.clear()
+            await self._left.wait()
+
+    def end_all(self, reason: str) -> None:
+        """Every request in flight gets its terminal error."""
+        for run in self._runs:
+            run.end(ApiError(503, f"The server is shutting down: {reason}.", code="draining", retry_after_s=1.0))
+
+
+def json_response(body: msgspec.Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, headers={"Content-Type": "application/json", **(headers or {})}
+    )

@@ -1,0 +1,108 @@
+"""POST /v1/completions"""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from kvbus_frontend.adapters.models import ServedModel
+from kvbus_frontend.adapters.request_run import Choice
+from kvbus_frontend.core.chat_output import Envelope
+from kvbus_frontend.core.completion_output import CompletionOutput
+from kvbus_frontend.core.jobs import JobTemplate
+from kvbus_frontend.core.prompt import Prompt, prompt_of
+from kvbus_frontend.core.requests import check_count, check_vocabulary, completion_tokens
+from kvbus_frontend.core.sampling import salt_of, token_budget
+from kvbus_frontend.handlers.api import Api, Ticket
+from kvbus_frontend.handlers.ids import new_id
+from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from kvbus_protocols.decoding import RequestDecoder
+from kvbus_protocols.errors import InvalidRequest
+from kvbus_wire.packing import unpack_tokens
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    """A prompt, and its text when the request wants it back."""
+
+    prompt: Prompt
+    echo: str | None
+
+
+class CompletionsHandler:
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._decoder = RequestDecoder(CompletionRequest)
+
+    async def __call__(self, http_request: web.Request) -> web.StreamResponse:
+        async with self._api.admitted("completions", new_id("cmpl")) as ticket:
+            body = await self._api.read(http_request)
+            request = self._decoder.decode(body)
+            ticket.model = request.model
+            request.check()
+            if request.echo and request.logprobs is not None:
+                raise InvalidRequest("'echo' with 'logprobs' is not supported.", param="logprobs", code="unsupported")
+            prompts = request.prompts
+            check_count(len(prompts) * (request.n or 1), self._api.settings.max_choices, "choices", "n")
+            model = self._api.model(request.model)
+            check_vocabulary(request, model.text.tokenizer.vocab_size)
+            prepared = await self._api.prepare(len(body), lambda: _prepare(request, prompts, model))
+            choices, echoes = self._choices(request, model, prepared, ticket)
+            envelope = Envelope(
+                id=ticket.request_id,
+                created=int(time.time()),
+                model=request.model,
+                fingerprint=model.system_fingerprint,
+                token_bytes=model.text.tokenizer.token_bytes,
+                logprobs=request.logprobs is not None,
+                stream_usage=request.wants_stream_usage,
+            )
+            output = CompletionOutput(envelope, echoes)
+            return await self._api.respond(http_request, request, ticket, choices, output)
+
+    def _choices(
+        self, request: CompletionRequest, model: ServedModel, prepared: Sequence[_Prepared], ticket: Ticket
+    ) -> tuple[list[Choice], dict[int, str]]:
+        """All choices of the first prompt, then those of the second, and so on, as OpenAI numbers them."""
+        template = JobTemplate(
+            request,
+            model.text.generation,
+            model=model.name,
+            end_token_ids=model.text.end_token_ids,
+            allowed=model.offer.allowed,
+            logprobs=request.logprobs,
+            deadline_ms=int((time.time() + self._api.settings.request_timeout_s) * 1000),
+        )
+        n, choices, echoes = request.n or 1, list[Choice](), dict[int, str]()
+        for item in prepared:
+            leader = len(choices)
+            max_tokens = token_budget(
+                request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS,
+                None,
+                prompt_tokens=item.prompt.count,
+                context_length=model.card.context_length,
+                param="prompt",
+            )
+            for choice in range(n):
+                index = len(choices)
+                request_id = ticket.request_id if n * len(prepared) == 1 else f"{ticket.request_id}-{index}"
+                job = template.job(request_id, item.prompt, max_tokens, choice=choice)
+                choices.append(Choice(job, model.choice_text(request, item.prompt), leader=leader))
+                if item.echo is not None:
+                    echoes[index] = item.echo
+        return choices, echoes
+
+
+def _prepare(request: CompletionRequest, prompts: Sequence[str | Sequence[int]], model: ServedModel) -> list[_Prepared]:
+    tokenizer = model.text.tokenizer
+    prepared = []
+    for index, text in enumerate(prompts):
+        tokens = completion_tokens(request, text, tokenizer, index=index)
+        prompt = prompt_of(tokens, model.card, salt=salt_of(request))
+        echo = (
+            (text if isinstance(text, str) else tokenizer.decode(unpack_tokens(prompt.tokens)))
+            if request.echo
+            else None
+        )
+        prepared.append(_Prepared(prompt, echo))
+    return prepared

@@ -1,0 +1,56 @@
+"""Settings of the frontend."""
+
+from typing import Annotated
+
+from kvbus_runtime.settings import CommonSettings, Flag
+
+
+class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
+    """Sizes in bytes or as named, times in seconds."""
+
+    http_host: Annotated[str, Flag("address of the HTTP API")] = "127.0.0.1"
+    http_port: Annotated[int, Flag("port of the HTTP API (0: any free one)")] = 8000
+    api_key: Annotated[str, Flag("keys that clients must send as Bearer token, separated by commas", secret=True)] = ""
+
+    max_body_bytes: Annotated[int, Flag("largest request body, unpacked")] = 32 << 20
+    max_messages: Annotated[int, Flag("most messages of one request")] = 10_000
+    max_tools: Annotated[int, Flag("most tools of one request")] = 1024
+    max_choices: Annotated[int, Flag("most choices (n, times prompts) of one request")] = 64
+    max_concurrent_requests: Annotated[int, Flag("more generation requests than this are told to come back")] = 1024
+    max_models: Annotated[int, Flag("most models loaded at a time")] = 64
+
+    request_timeout_s: Annotated[float, Flag("longest time for one request as a whole")] = 1800.0
+    body_timeout_s: Annotated[float, Flag("longest wait for the next piece of a request body")] = 30.0
+    route_timeout_s: Annotated[float, Flag("wait for one answer of the router (then it is asked again)")] = 60.0
+    generate_timeout_s: Annotated[float, Flag("wait for a worker to accept a request")] = 10.0
+    heartbeat_timeout_s: Annotated[float, Flag("a worker that is silent this long has failed")] = 5.0
+    route_retries: Annotated[int, Flag("how often an unreachable router is asked again")] = 5
+    retry_pause_s: Annotated[float, Flag("pause before the first retry; doubles up to 2 s")] = 0.1
+    migration_limit: Annotated[int, Flag("how often a request moves on when its worker fails")] = 3
+
+    keep_alive_s: Annotated[float, Flag("a stream that is silent this long gets a comment")] = 10.0
+    stream_buffer_chars: Annotated[int, Flag("text kept for a client that reads slowly; beyond it is cut off")] = (
+        1 << 20
+    )
+    write_timeout_s: Annotated[float, Flag("a client that reads nothing this long is cut off")] = 60.0
+    tokenizer_threads: Annotated[int, Flag("threads that render and tokenise long prompts")] = 2
+    inline_prompt_bytes: Annotated[int, Flag("bodies up to this size are prepared on the event loop")] = 50_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.http_port <= 65535:
+            raise ValueError("http_port must be 0..65535")
+        for name in (
+            "max_body_bytes", "max_messages", "max_tools", "max_choices", "max_concurrent_requests", "max_models",
+            "request_timeout_s", "body_timeout_s", "route_timeout_s", "generate_timeout_s", "heartbeat_timeout_s", "retry_pause_s",
+            "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads",
+        ):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
+        for name in ("route_retries", "migration_limit", "inline_prompt_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return tuple(key.strip() for key in self.api_key.split(",") if key.strip())
