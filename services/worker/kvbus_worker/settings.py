@@ -54,6 +54,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     kvbm_retry_s: Annotated[float, Flag("after a failure kvbm is left alone this long")] = 2.0
     offload_queue_blocks: Annotated[int, Flag("blocks that wait for write-through; more push the oldest out")] = 8192
     offload_batch_blocks: Annotated[int, Flag("blocks written through at once")] = 64
+    offload_repair_s: Annotated[float, Flag("least time between whole chains offered to a kvbm that lost a part")] = 5.0
     onboard_timeout_s: Annotated[float, Flag("onboarding that takes longer is given up: recompute")] = 5.0
     onboard_batch_blocks: Annotated[int, Flag("blocks copied and imported at once")] = 64
     onboard_min_blocks: Annotated[int, Flag("shorter runs are not worth asking for")] = 1
@@ -85,6 +86,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "kvbm_timeout_s",
             "kvbm_retry_s",
             "onboard_timeout_s",
+            "offload_repair_s",
         )
         for name in positive:
             if not getattr(self, name) > 0:

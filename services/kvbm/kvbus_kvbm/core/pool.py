@@ -142,7 +142,10 @@ class Pool:
                 self._promote(block)
 
     def pin(self, instance_id: str, keys: bytes, now_s: float) -> PinnedBlocks:
-        """Keep the leading blocks of a chain that are present readable until the lease ends."""
+        """Keep the leading blocks of a chain that are present readable until the lease ends.
+
+        The chain may begin anywhere: the prefix of a present block is present, too.
+        """
         self.expire(now_s)
         chain = self._chain(keys)
         self._leases.check_room(instance_id)

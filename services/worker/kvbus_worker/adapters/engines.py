@@ -1,7 +1,9 @@
 """Making the engine that the settings name. Only a worker that runs the torch engine imports torch."""
 
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from kvbus_runtime.settings import effective
 from kvbus_tokenizers import TokenizerError, load_tokenizer
@@ -52,7 +54,39 @@ def create_engine(settings: WorkerSettings, model: ModelFolder) -> Engine:
 
 
 def _torch(config: EngineConfig) -> Engine:
-    raise NotImplementedError
+    from kvbus_worker.engines.torch.engine import TorchEngine
+    from kvbus_worker.engines.torch.settings import TorchSettings
+
+    if config.model_dir is None:
+        raise EngineError(ErrorCode.INVALID_REQUEST, "the torch engine needs a model folder", param="model")
+    on_cpu = config.device.startswith("cpu")
+    # The engine's own defaults stand where nothing is set.
+    chosen = {
+        "total_blocks": config.kv_blocks,
+        "kv_cache_bytes": config.kv_bytes,
+        "max_num_seqs": config.max_num_seqs,
+        "max_batched_tokens": config.max_batched_tokens,
+        "max_waiting": config.max_waiting,
+        "threads": config.threads,
+    }
+    base = TorchSettings(
+        model_dir=str(config.model_dir),
+        device=config.device,
+        dtype=_torch_dtype(config.dtype, on_cpu=on_cpu),
+        block_size=config.block_size,
+        context_length=config.context_length,
+    )
+    return TorchEngine(msgspec.structs.replace(base, **{name: value for name, value in chosen.items() if value}))
+
+
+def _torch_dtype(name: str, *, on_cpu: bool) -> Literal["float32", "bfloat16"]:
+    if name == "auto":
+        return "float32" if on_cpu else "bfloat16"
+    if name == "float32":
+        return "float32"
+    if name == "bfloat16":
+        return "bfloat16"
+    raise EngineError(ErrorCode.UNSUPPORTED, f"dtype {name}; there are auto, float32, bfloat16", param="dtype")
 
 
 def _mock(settings: WorkerSettings, config: EngineConfig) -> Engine:

@@ -34,6 +34,7 @@ class KvbmLimits(msgspec.Struct, frozen=True, kw_only=True):
     onboard_batch_blocks: int
     onboard_min_blocks: int
     onboard_parallel: int
+    offload_repair_s: float
 
 
 class _Onboarding(msgspec.Struct):
@@ -73,6 +74,7 @@ class Kvbm:
         self._wake = asyncio.Event()
         self._importing: set[bytes] = set()
         self._onboarding = 0
+        self._next_repair = 0.0
 
     def start(self) -> None:
         self._spawn(self._link.run(), name="kvbm link")
@@ -209,6 +211,7 @@ class Kvbm:
         reserved: ReservedBlocks = await self._ask(pool, request, ReservedBlocks)
         chosen = [(i, slot) for i, slot in enumerate(reserved.slots[: len(batch.keys)]) if slot is not None]
         if not chosen:
+            await self._repair(pool, batch)
             return
         checksums: list[int | None] = [None] * len(batch.keys)
         try:
@@ -228,6 +231,22 @@ class Kvbm:
         self._metrics.kvbm_blocks.labels("offload").inc(blocks)
         self._metrics.kvbm_bytes.labels("offload").inc(blocks * self._block_bytes)
         self._metrics.kvbm_seconds.labels("offload").inc(loop.time() - asked_at)
+
+    async def _repair(self, pool: Pool, batch: OffloadBatch) -> None:
+        """Nothing was wanted: kvbm has it all, or it lacks what the batch hangs on (it evicted that): then offer the whole chain.
+
+        Not more often than each ``offload_repair_s``, since a kvbm without room would refuse it again and again.
+        """
+        now = asyncio.get_running_loop().time()
+        if batch.parent == ROOT or now < self._next_repair:
+            return
+        request = PinBlocks(pool_id=pool.pool_id, instance_id=self._instance_id, keys=batch.parent)
+        pinned: PinnedBlocks = await self._ask(pool, request, PinnedBlocks)
+        if pinned.lease_id:
+            await self._release(pool, pinned.lease_id, ())
+            return
+        self._next_repair = now + self._limits.offload_repair_s
+        self._queue.push_chain(self._store.chain(batch.keys[-1]))
 
     def _ask(self, pool: Pool, request: Any, reply: type[Any]) -> Coroutine[Any, Any, Any]:
         return self._bus.request(pool.subject, request, reply, timeout_s=self._limits.request_timeout_s)

@@ -5,6 +5,7 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
+from kvbus_blocks.keys import ROOT
 from kvbus_worker.engines.base import BlocksStored
 
 
@@ -42,6 +43,10 @@ class OffloadQueue:
         """Start anew with (key, parent) of blocks that lie in G1, as many as fit."""
         self._waiting.clear()
         self._waiting.extend((parent, key) for key, parent in links[: self._limit])
+
+    def push_chain(self, keys: Sequence[bytes]) -> None:
+        """Queue a whole chain from the root."""
+        self.push(BlocksStored(ROOT, tuple(keys), ()))
 
     def clear(self) -> None:
         self._waiting.clear()

@@ -70,6 +70,18 @@ class TokenStore:
             return None
         return Prefix(b"".join(block.tokens for block in reversed(chain)), keys)
 
+    def chain(self, key: bytes) -> list[bytes]:
+        """Keys from the root's block to ``key``; empty when a part is gone."""
+        keys: list[bytes] = []
+        while key != ROOT:
+            block = self._blocks.get(key)
+            if block is None:
+                return []
+            keys.append(key)
+            key = block.parent
+        keys.reverse()
+        return keys
+
     def links(self) -> Sequence[tuple[bytes, bytes]]:
         """(key, parent) of all blocks, parents first: a copy that later events do not change."""
         return [(key, block.parent) for key, block in self._blocks.items()]

@@ -1,4 +1,4 @@
-"""What an engine is made from. Third parties offer ``(EngineConfig) -> Engine`` as an entry point of the group ``kvbus.engines``."""
+"""What an engine is made from. Third parties offer ``(EngineConfig) -> Engine`` as an entry point of group ``kvbus.engines``."""
 
 from collections.abc import Callable
 from pathlib import Path

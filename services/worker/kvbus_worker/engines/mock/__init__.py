@@ -1,7 +1,8 @@
 """The mock engine: a timing model with real block bookkeeping, and a player of given raw model output.
 
 It never computes a token. It batches, caches, evicts and reports exactly as an engine that does, so that all around it can be
-tested and load-tested on a small machine. `scheduler.MockScheduler` is pure and takes its clock: simulations run it under a virtual one.
+tested and load-tested on a small machine. `scheduler.MockScheduler` is pure and takes its clock, so simulations run it under a
+virtual one.
 """
 
 from kvbus_worker.engines.mock.engine import MockConfig, MockEngine, block_data

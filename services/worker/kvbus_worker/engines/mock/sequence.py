@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence as Seq
-from hashlib import blake2b
 
 from kvbus_blocks.keys import ROOT, chain_keys
 from kvbus_wire.errors import ErrorReply
@@ -120,7 +119,7 @@ class Sequence:
         start = self.emitted
         self.tokens += new
         self.emitted += group
-        return Delta(self.request.request_id, start, pack_tokens(new), self._logprobs(start, new))
+        return Delta(self.request.request_id, start, pack_tokens(new), self._logprobs(new))
 
     @property
     def finished(self) -> bool:
@@ -142,18 +141,16 @@ class Sequence:
             request_id=self.request.request_id, reason=reason, usage=usage, stop_token_id=stop_token_id, error=error
         )
 
-    def _logprobs(self, start: int, tokens: Seq[int]) -> tuple[TokenLogprob, ...]:
-        """Made up and deterministic: the chosen token has half of the mass, each alternative half of the rest."""
+    def _logprobs(self, tokens: Seq[int]) -> tuple[TokenLogprob, ...]:
+        """Made up: the chosen token has half of the mass, each alternative (a neighbouring id) half of the rest."""
         count = self.request.sampling.logprobs
         if count is None:
             return ()
         half = math.log(0.5)
         entries = []
-        for offset, token in enumerate(tokens, start):
-            ranked = [(token, half)] if count else []
-            draws = blake2b(offset.to_bytes(8, "little") + token.to_bytes(4, "little"), digest_size=64).digest()
-            for rank in range(1, count):
-                other = draws[rank % 64] + 256 * rank
-                ranked.append((other if other != token else other + 1, half * (rank + 1)))
-            entries.append(TokenLogprob(token, half, tuple(ranked)))
+        for token in tokens:
+            # Downwards where there is room below, so that every id is in the vocabulary.
+            step = -1 if token >= count else 1
+            ranked = tuple((token + step * rank, half * (rank + 1)) for rank in range(count))
+            entries.append(TokenLogprob(token, half, ranked))
         return tuple(entries)

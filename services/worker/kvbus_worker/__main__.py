@@ -1,0 +1,3 @@
+from kvbus_worker.cli import main
+
+raise SystemExit(main())
