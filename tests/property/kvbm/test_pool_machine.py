@@ -209,13 +209,14 @@ class PoolMachine(RuleBasedStateMachine):
         with contextlib.suppress(LeaseGone):  # it may have been committed: then a second time changes nothing
             self.pool.commit(lease_id, [1], self.now_s)
 
-    @rule(path=paths, instance=st.sampled_from(INSTANCES))
-    def pin(self, path: str, instance: str) -> None:
+    @rule(path=paths, first=st.sampled_from([1, 1, 2, 3]), instance=st.sampled_from(INSTANCES))
+    def pin(self, path: str, first: int, instance: str) -> None:
         if not self.room(instance):
             return
-        pinned = self.pool.pin(instance, pack_keys(map(key, chain(path))), self.now_s)
+        wanted = chain(path, min(first, len(path)))
+        pinned = self.pool.pin(instance, pack_keys(map(key, wanted)), self.now_s)
         run: list[NaiveBlock | None] = []
-        for part in chain(path):
+        for part in wanted:
             if not self.naive.is_present(part):
                 break
             run.append(self.naive.blocks[part])

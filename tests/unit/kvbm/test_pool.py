@@ -88,6 +88,14 @@ def test_a_miss_makes_no_lease() -> None:
     assert (pinned.lease_id, pinned.slots, pool.usage().leases) == ("", (), 0)
 
 
+def test_a_worker_that_has_the_beginning_pins_the_rest_of_the_chain_only() -> None:
+    pool = make()
+    store(pool, "a", "b", "c")
+    assert len(pool.pin(A, keys("b", "c", "d"), 0.0).slots) == 2
+    assert len(pool.pin(A, keys("b", "a"), 0.0).slots) == 1, "no chain beyond b"
+    assert pool.pin(A, keys("d"), 0.0).slots == ()
+
+
 def test_only_missing_blocks_are_handed_out() -> None:
     pool = make()
     store(pool, "a", "b")
