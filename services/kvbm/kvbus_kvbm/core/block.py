@@ -70,7 +70,7 @@ class Block:
         while stack:
             block = stack.pop()
             blocks.append(block)
-            stack.extend(sorted(block.children, key=_by_use))
+            stack += block.children if len(block.children) < 2 else sorted(block.children, key=_by_use)
         return blocks
 
 
