@@ -73,35 +73,8 @@ class Dispatcher:
         self, request: RouteRequest, matches: Sequence[Match], deadline: float, now: float
     ) -> tuple[Placed | Refused | Queued, list[Settled]]:
         """The outcome, and those of others (an earlier try of the same request that still waits, say)."""
-        settled = self._withdraw(request.request_id)
-        if deadline <= now:
-            return _refused(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", retryable=False), settled
-        if not self.state.can_reserve():
-            return self._overloaded(f"{self.state.reservations} requests are placed"), settled
-        item = _Item(request, matches, deadline, now)
-        eligible = self._eligible(request)
-        if not eligible and request.pinned is not None:
-            return _pinned_gone(request), settled
-        queue = self._queues.get(request.model)
-        if not queue:
-            placed = self._place(item, eligible, now)
-            if placed is not None:
-                return placed, settled
-        if queue is None:
-            queue = WaitingQueue(self.limits.max_queued, self.limits.aging_per_s, self.limits.overdue_s)
-        if self.waiting >= self.limits.max_queued:
-            return self._overloaded(f"{self.waiting} requests wait"), settled
-        self._queues[request.model] = queue
-        item.orphan_since = None if eligible else now
-        hints = request.hints
-        queue.add(request.request_id, item, strict_priority=hints.strict_priority, priority=hints.priority, now=now)
-        outcome: Placed | Refused | Queued = Queued()
-        for other in self._pump_model(request.model, now):
-            if other.request_id == request.request_id:
-                outcome = other.outcome
-            else:
-                settled.append(other)
-        return outcome, settled
+        settled = self._withdraw(request.request_id) + self.pump(now)
+        return self._admit(_Item(request, matches, deadline, now), now), settled
 
     def finished(self, request_id: str) -> bool:
         """The request is over, or its client gone: its reservation or its place in the queue is free."""
@@ -152,6 +125,30 @@ class Dispatcher:
             raise AssertionError("too many wait")
 
     # -- inside
+
+    def _admit(self, item: _Item, now: float) -> Placed | Refused | Queued:
+        """After a `pump`: whoever waits now can use none of the room there is, so placing at once overtakes nobody."""
+        request = item.request
+        if item.deadline <= now:
+            return _refused(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", retryable=False)
+        if not self.state.can_reserve():
+            return self._overloaded(f"{self.state.reservations} requests are placed")
+        eligible = self._eligible(request)
+        if not eligible and request.pinned is not None:
+            return _pinned_gone(request)
+        placed = self._place(item, eligible, now)
+        if placed is not None:
+            return placed
+        if self.waiting >= self.limits.max_queued:
+            return self._overloaded(f"{self.waiting} requests wait")
+        item.orphan_since = None if eligible else now
+        queue = self._queues.get(request.model)
+        if queue is None:
+            queue = WaitingQueue(self.limits.max_queued, self.limits.aging_per_s, self.limits.overdue_s)
+            self._queues[request.model] = queue
+        hints = request.hints
+        queue.add(request.request_id, item, strict_priority=hints.strict_priority, priority=hints.priority, now=now)
+        return Queued()
 
     def _withdraw(self, request_id: str) -> list[Settled]:
         self.state.withdraw(request_id)

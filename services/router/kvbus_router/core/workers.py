@@ -18,7 +18,7 @@ from kvbus_wire.records import InstanceRecord, WorkerRecord
 
 
 class Reservation(msgspec.Struct):
-    """A placed request. ``listed``: the worker's last report names it."""
+    """A placed request. ``listed``: the worker's last report names it, with ``reported_tokens`` of it still to prefill then."""
 
     request_id: str
     worker_id: str
@@ -29,6 +29,7 @@ class Reservation(msgspec.Struct):
     placed_at: float
     first_token_at: float | None = None
     listed: bool = False
+    reported_tokens: int = 0
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -50,7 +51,6 @@ class Worker:
         self.worker = worker
         self.report: LoadReport | None = None
         self.reservations: dict[str, Reservation] = {}
-        self._reported_at = 0.0
         # Of requests in the report that have ended since.
         self._ended = 0
         self._ended_tokens = 0
@@ -97,8 +97,7 @@ class Worker:
         reservation = self.reservations.pop(request_id)
         if reservation.listed:
             self._ended += 1
-            if reservation.first_token_at is None or reservation.first_token_at > self._reported_at:
-                self._ended_tokens += reservation.uncached_tokens
+            self._ended_tokens += reservation.reported_tokens
         self._totals = None
 
     def update(self, report: LoadReport, now: float, grace_s: float) -> list[str]:
@@ -114,8 +113,9 @@ class Worker:
             del self.reservations[request_id]
         for reservation in self.reservations.values():
             reservation.listed = reservation.request_id in named
+            prefilling = reservation.listed and reservation.first_token_at is None
+            reservation.reported_tokens = reservation.uncached_tokens if prefilling else 0
         self.report = report
-        self._reported_at = now
         self._ended = self._ended_tokens = 0
         self._totals = None
         return over
@@ -128,8 +128,7 @@ class Worker:
         unlisted = unlisted_tokens = unlisted_running = 0
         for r in self.reservations.values():
             if r.listed:
-                if r.first_token_at is not None and r.first_token_at > self._reported_at:
-                    done_tokens += r.uncached_tokens
+                done_tokens += r.reported_tokens if r.first_token_at is not None else 0
                 continue
             unlisted += 1
             if r.first_token_at is None:
