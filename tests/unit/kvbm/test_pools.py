@@ -85,7 +85,7 @@ def test_a_pool_that_no_worker_uses_gives_way_when_room_is_needed_oldest_first()
     open_pool(pools, spec("c"))
     with pytest.raises(PoolGone) as caught:
         pools.get(second.pool_id)
-    assert caught.value.reply.code is ErrorCode.GONE
+    assert (caught.value.reply.code, caught.value.reply.details) == (ErrorCode.GONE, {"what": "pool"})
 
 
 def test_an_idle_pool_is_kept_while_there_is_room() -> None:

@@ -1,13 +1,16 @@
 """Why kvbm refuses.
 
 KvbmError
-  InvalidRequest    the keys are no chain, the checksums do not fit the lease, an impossible block
-  TooManyKeys       over the limit of one request
-  TooManyLeases     over the limit of one instance; retryable
-  LeaseGone         the lease has ended, or never was
-  PoolGone          no such pool: kvbm was restarted or took the pool back; attach again
-  NoRoomForPool     the budget, the pool limit or the file system has no room
-  Draining          kvbm is going away
+  InvalidRequest     the keys are no chain, the checksums do not fit the lease, an impossible block
+  TooManyKeys        over the limit of one request
+  TooManyLeases      over the limit of one instance; retryable
+  Unsupported        another block size than the model's blocks have here
+  NoRoomForPool      the budget, the pool limit or the file system has no room
+  Draining           kvbm is going away
+  Gone
+    LeaseGone        the lease has ended, or never was
+    PoolGone         no such pool: kvbm was restarted or took the pool back; attach again
+    SnapshotGone     the snapshot's chunks are not kept any more; ask for a new one
 """
 
 from kvbus_wire.errors import ErrorCode, ErrorReply
@@ -41,12 +44,22 @@ class TooManyLeases(KvbmError):
     retryable = True
 
 
-class LeaseGone(KvbmError):
+class Gone(KvbmError):
+    """``what``: lease, pool or snapshot, also in the details of the reply: only a pool that is gone calls for attaching again."""
+
     code = ErrorCode.GONE
+    what = ""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, what=self.what)
 
 
-class PoolGone(KvbmError):
-    code = ErrorCode.GONE
+class LeaseGone(Gone):
+    what = "lease"
+
+
+class PoolGone(Gone):
+    what = "pool"
 
 
 class Unsupported(KvbmError):
@@ -57,8 +70,8 @@ class NoRoomForPool(KvbmError):
     code = ErrorCode.OVERLOADED
 
 
-class SnapshotGone(KvbmError):
-    code = ErrorCode.GONE
+class SnapshotGone(Gone):
+    what = "snapshot"
 
 
 class Draining(KvbmError):
