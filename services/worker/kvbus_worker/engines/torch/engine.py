@@ -114,7 +114,7 @@ class TorchEngine:
 
     def cancel(self, request_id: str) -> None:
         if request_id in self._open:
-            self._commands.put(lambda compute: self._emit(compute.cancel(request_id)))
+            self._commands.put(lambda compute: self._emit(compute, compute.cancel(request_id)))
 
     def load(self) -> EngineLoad:
         taken = self._taken
@@ -159,7 +159,7 @@ class TorchEngine:
 
         def run(compute: Compute) -> int:
             count, output = compute.import_blocks(parent, keys, tokens, sources)
-            self._emit(output)
+            self._emit(compute, output)
             return count
 
         return await self._ask(run)
@@ -230,16 +230,15 @@ class TorchEngine:
         while True:
             try:
                 if not self._take_commands(compute):
-                    self._emit(compute.end_all("cancelled"))
+                    self._emit(compute, compute.end_all("cancelled"))
                     return
-                self._emit(compute.step())
-                self._publish_load(compute)
+                self._emit(compute, compute.step())
             except _LoopClosed:
                 raise
             except Exception as error:
                 _log.exception("the engine failed; all requests end and the cache is dropped")
-                self._emit(self._with_all_ended(compute.end_all("error", internal_error(error)), internal_error(error)))
-                self._publish_load(compute)
+                reply = internal_error(error)
+                self._emit(compute, self._with_all_ended(compute.end_all("error", reply), reply))
 
     def _take_commands(self, compute: Compute) -> bool:
         """Run what was asked for; wait for something to do. False: stop."""
@@ -251,15 +250,11 @@ class TorchEngine:
             if command is None:
                 return False
             command(compute)
-            self._publish_load(compute)
 
     def _take(self, compute: Compute, request: EngineRequest, arrived_s: float) -> None:
         self._live[request.request_id] = request
         self._taken = _Taken(self._taken.requests + 1, self._taken.tokens + len(request.tokens), self._taken.load)
-        self._emit(compute.submit(request, arrived_s))
-
-    def _publish_load(self, compute: Compute) -> None:
-        self._taken = _Taken(self._taken.requests, self._taken.tokens, compute.load())
+        self._emit(compute, compute.submit(request, arrived_s))
 
     def _with_all_ended(self, output: StepOutput, error: ErrorReply) -> StepOutput:
         """Whatever state the failure left behind: each request that was taken ends."""
@@ -276,7 +271,9 @@ class TorchEngine:
         )
         return msgspec.structs.replace(output, ended=output.ended + lost)
 
-    def _emit(self, output: StepOutput) -> None:
+    def _emit(self, compute: Compute, output: StepOutput) -> None:
+        """Hand over an outcome; the load it leaves is visible before it is."""
+        self._taken = _Taken(self._taken.requests, self._taken.tokens, compute.load())
         if output == _EMPTY:
             return
         for event in output.ended:

@@ -16,7 +16,8 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``model_dir``: a folder in the Hugging Face layout (config.json, safetensors).
 
     ``total_blocks`` 0: as many as fit into ``kv_cache_bytes``; that 0: 1 GiB on CPUs, 90% of the memory left after loading on GPUs.
-    ``context_length`` 0: the model's; both are cut to what the cache can hold. ``max_waiting``: requests not yet begun, beyond
+    ``context_length`` 0: the model's; both are cut to what the cache can hold. ``max_num_seqs``, ``max_batched_tokens`` 0: see
+    `limits`. ``max_waiting``: requests not yet begun, beyond
     which submit refuses. ``max_steps_ahead``: step outcomes not yet taken by the event loop, beyond which computing waits.
     ``threads``: CPU threads of the computation; several workers on one machine run best with 1 each.
     """
@@ -28,25 +29,42 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     total_blocks: int = 0
     kv_cache_bytes: int = 0
     context_length: int = 0
-    max_num_seqs: int = 32
-    max_batched_tokens: int = 256
+    max_num_seqs: int = 0
+    max_batched_tokens: int = 0
     max_waiting: int = 256
     max_logprobs: int = 20
     max_steps_ahead: int = 64
     threads: int = 1
 
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.split(":")[0] == "cpu"
+
+    def limits(self) -> tuple[int, int]:
+        """Sequences that run at once and tokens per step. By default a step takes about a second on one CPU core."""
+        seqs, tokens = (32, 256) if self.on_cpu else (128, 4096)
+        tokens = self.max_batched_tokens or max(tokens, self.max_num_seqs)
+        return self.max_num_seqs or min(seqs, tokens), tokens
+
     def check(self) -> None:
         """Raise EngineError for values that cannot work."""
-        positive = ("block_size", "max_num_seqs", "max_batched_tokens", "max_waiting", "max_steps_ahead", "threads")
-        for name in positive:
+        for name in ("block_size", "max_waiting", "max_steps_ahead", "threads"):
             if getattr(self, name) < 1:
                 raise EngineError(ErrorCode.INVALID_REQUEST, f"{name} must be at least 1", param=name)
-        for name in ("total_blocks", "kv_cache_bytes", "context_length", "max_logprobs"):
+        for name in (
+            "total_blocks",
+            "kv_cache_bytes",
+            "context_length",
+            "max_num_seqs",
+            "max_batched_tokens",
+            "max_logprobs",
+        ):
             if getattr(self, name) < 0:
                 raise EngineError(ErrorCode.INVALID_REQUEST, f"{name} must not be negative", param=name)
-        if self.max_batched_tokens < self.max_num_seqs:
+        seqs, tokens = self.limits()
+        if tokens < seqs:
             raise EngineError(
                 ErrorCode.INVALID_REQUEST,
-                "max_batched_tokens must be at least max_num_seqs, or some sequences could never decode",
+                f"max_batched_tokens {tokens} is below max_num_seqs {seqs}: some sequences could never decode",
                 param="max_batched_tokens",
             )

@@ -25,7 +25,7 @@ def count_blocks(settings: TorchSettings, config: ModelConfig, free_bytes: int |
         return settings.total_blocks
     if settings.kv_cache_bytes:
         room = settings.kv_cache_bytes
-    elif settings.device == "cpu":
+    elif settings.on_cpu:
         room = _CPU_CACHE_BYTES
     elif free_bytes is not None:
         room = int(free_bytes * _GPU_SHARE)
@@ -45,13 +45,14 @@ def describe(
     context_length = min(settings.context_length or config.context_length, config.context_length)
     if total_blocks:
         context_length = min(context_length, total_blocks * settings.block_size)
+    max_num_seqs, max_batched_tokens = settings.limits()
     return EngineInfo(
         name="torch",
         block_size=settings.block_size,
         total_blocks=total_blocks,
         context_length=context_length,
-        max_num_seqs=settings.max_num_seqs,
-        max_batched_tokens=settings.max_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
         kv_layout=kv_layout(config, settings),
         block_bytes=block_bytes(config, settings),
         prefill_tokens_per_s=prefill_tokens_per_s,
