@@ -1,6 +1,6 @@
 """The libraries that turn text into token ids, behind one Protocol: fastokens where it can load the model, else HF tokenizers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -97,12 +97,19 @@ class HfBackend:
         return token
 
 
-def load_backend(tokenizer_json: str) -> Backend:
-    """Raise TokenizerUnsupported when neither library can load it."""
+def load_backend(tokenizer_json: str, special: Mapping[int, str]) -> Backend:
+    """The fast backend if it loads the model and keeps its special tokens (text by id) out of plain text.
+
+    fastokens 0.3.5 finds special tokens as ordinary vocabulary where a character of their spelling has no token of its own (seen
+    with small byte-fallback vocabularies). Raise TokenizerUnsupported when neither library can load the model.
+    """
     try:
-        return FastBackend(tokenizer_json)
+        backend = FastBackend(tokenizer_json)
     except TokenizerUnsupported:
         return HfBackend(tokenizer_json)
+    probes = [probe for text in special.values() for probe in (text, f"a{text}", f"{text} b")]
+    leaks = any(not special.keys().isdisjoint(ids) for ids in backend.encode_plain(probes)) if probes else False
+    return HfBackend(tokenizer_json) if leaks else backend
 
 
 def _load_hf(tokenizer_json: str) -> Any:

@@ -76,6 +76,12 @@ class ControlTokens:
         found = self._find_all.finditer(text) if self._find_all is not None else ()
         return Segment(text, literal=any(match[0] not in self._special for match in found))
 
+    def spelled_special(self, text: str) -> list[int]:
+        """Where special tokens are spelled out in a text: positions after their first characters."""
+        return (
+            [match.start() + 1 for match in self._find_special.finditer(text)] if self._find_special is not None else []
+        )
+
     def guard(self, value: Any, *, own_words: Callable[[Any], bool] | None = None) -> tuple[Any, str]:
         """A copy of a JSON value with every spelled-out control token broken by a mark, and that mark ("" when there was none).
 

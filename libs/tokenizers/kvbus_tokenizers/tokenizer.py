@@ -20,10 +20,11 @@ class Tokenizer:
     def __init__(self, tokenizer_json: bytes, tokenizer_config: bytes | None = None) -> None:
         """Raise TokenizerUnsupported."""
         spec = read_spec(tokenizer_json)
-        self._backend = load_backend(tokenizer_json.decode())
+        special = {token.id: token.content for token in spec.added_tokens if token.special}
+        self._backend = load_backend(tokenizer_json.decode(), special)
         self._pieces = piece_decoder(spec.decoder)
         self.added_tokens = {token.id: token for token in spec.added_tokens}
-        self.special_ids = frozenset(token.id for token in spec.added_tokens if token.special)
+        self.special_ids = frozenset(special)
         self.named_tokens = named_tokens(tokenizer_config)
         self.control = ControlTokens(token for token in spec.added_tokens if token.special)
         self.vocab_size = self._backend.vocab_size
@@ -68,11 +69,21 @@ class Tokenizer:
         for segment in segments:
             if segment.token_id is not None:
                 ids.append(segment.token_id)
-            elif segment.literal:
-                ids.extend(self._backend.encode_literal(segment.text))
             else:
-                ids.extend(next(encoded))
+                plain_ids = self._backend.encode_literal(segment.text) if segment.literal else next(encoded)
+                ids.extend(self._without_special(segment.text, plain_ids))
         return ids
+
+    def _without_special(self, text: str, ids: list[int]) -> list[int]:
+        """The ids of plain text, sure to hold no special token: should the backend find one nevertheless, it is taken apart."""
+        cuts = self.control.spelled_special(text)
+        if not cuts or self.special_ids.isdisjoint(ids):
+            return ids
+        parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        apart = [i for part in self._backend.encode_plain(parts) for i in part]
+        if self.special_ids.isdisjoint(apart):
+            return apart
+        return [i for part in self._backend.encode_plain(list(text)) for i in part if i not in self.special_ids]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for (maybe a part of a UTF-8 character); empty for an id that is not in the vocabulary."""

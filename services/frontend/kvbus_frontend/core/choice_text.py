@@ -1,6 +1,7 @@
 """One choice: tokens in, text with its log probabilities out, up to a stop string."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -26,6 +27,13 @@ class Piece(msgspec.Struct, frozen=True):
         return bool(self.text or self.tokens)
 
 
+class _Waiting(msgspec.Struct):
+    """``end``: where the last character that the token has a part in ends; None while that character is not complete."""
+
+    token: TokenText
+    end: int | None = None
+
+
 class ChoiceText:
     """Detokenizer and stop matcher of one choice. Both go on unchanged when the request migrates to another worker.
 
@@ -40,7 +48,7 @@ class ChoiceText:
         self._single = token_by_token or bool(stops)
         self._read = 0
         self._shown = 0
-        self._waiting: list[TokenText] = []
+        self._waiting: list[_Waiting] = []
         self.output_tokens = 0
 
     @property
@@ -58,8 +66,10 @@ class ChoiceText:
             text = self._detokenizer.push((token,))
             self.output_tokens += 1
             if i < len(logprobs):
-                self._waiting.append(TokenText(self._read, logprobs[i]))
+                self._waiting.append(_Waiting(TokenText(self._read, logprobs[i])))
             self._read += len(text)
+            if not self._detokenizer.has_pending:
+                self._settle()
             shown.append(self._matcher.push(text))
             if self.matched is not None:
                 break
@@ -67,25 +77,29 @@ class ChoiceText:
 
     def finish(self) -> Piece:
         """The rest of the text, when no more tokens come."""
-        text = self._matcher.push(self._detokenizer.finish())
-        return self._show(text + self._matcher.finish(), last=True)
+        text = self._detokenizer.finish()
+        self._read += len(text)
+        self._settle()
+        return self._show(self._matcher.push(text) + self._matcher.finish())
 
-    def _show(self, text: str, *, last: bool = False) -> Piece:
+    def _settle(self) -> None:
+        """All characters of the tokens so far are complete: the text of those that wait ends here."""
+        for entry in reversed(self._waiting):
+            if entry.end is not None:
+                break
+            entry.end = self._read
+
+    def _show(self, text: str) -> Piece:
         self._shown += len(text)
-        ended = last or self.matched is not None
-        ready = self._releasable(ended)
-        released, self._waiting = self._waiting[:ready], [] if ended else self._waiting[ready:]
-        return Piece(text, tuple(released))
-
-    def _releasable(self, ended: bool) -> int:
-        # A token is shown when all of its text is; its end is the next token's offset, or for the last one all that was read.
-        # When a stop string has cut the text, tokens that begin before the cut are shown.
-        tokens = self._waiting
-        if ended:
-            cut = self.matched is not None
-            return sum(token.offset < self._shown or not cut for token in tokens)
-        ends = [token.offset for token in tokens[1:]] + [self._read] * bool(tokens)
-        return sum(end <= self._shown for end in ends)
+        if self.matched is not None:  # the text was cut: tokens that begin before the cut belong to it
+            ready = [entry.token for entry in self._waiting if entry.token.offset < self._shown]
+            self._waiting.clear()
+        else:
+            ready = [
+                entry.token for entry in takewhile(lambda e: e.end is not None and e.end <= self._shown, self._waiting)
+            ]
+            del self._waiting[: len(ready)]
+        return Piece(text, tuple(ready))
 
 
 def token_text(token_bytes: Callable[[int], bytes], token_id: int) -> tuple[str, list[int]]:
