@@ -23,6 +23,8 @@ from kvbus_wire.records import ModelCard, WorkerRecord
 from kvbus_wire.worker import BlockSnapshot, BlockSnapshotChunk, Done
 
 BLOCK_BYTES = 1000
+STREAM_BYTES = 8 << 20
+"""``kv_stream_max_bytes`` of all instances of a test: a stream reserves its limit on the server that all tests share."""
 
 
 def key(name: str) -> bytes:
@@ -153,7 +155,13 @@ class ByHand:
 async def by_hand(nats_url: str, namespace: str, instance_id: str, kvbm_id: str) -> AsyncIterator[ByHand]:
     """A registered worker; leaving the block takes it out of the directory."""
     settings = CommonSettings(
-        nats=nats_url, namespace=namespace, instance_id=instance_id, host_id="host-1", health_port=-1, lease_ttl_s=2
+        nats=nats_url,
+        namespace=namespace,
+        instance_id=instance_id,
+        host_id="host-1",
+        health_port=-1,
+        lease_ttl_s=2,
+        kv_stream_max_bytes=STREAM_BYTES,
     )
 
     async def begin(service: Service, settings: CommonSettings) -> _Idle:

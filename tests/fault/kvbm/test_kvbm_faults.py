@@ -12,7 +12,7 @@ import pytest
 
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.event_log import EventLog
-from kvbus_testkit.kvbm import by_hand, content, key
+from kvbus_testkit.kvbm import STREAM_BYTES, by_hand, content, key
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.processes import ServiceProcess
 from kvbus_testkit.timing import eventually
@@ -30,6 +30,7 @@ def kvbm_process(nats_url: str, namespace: str, arena_dir: Path, instance_id: st
         "--arena-dir": str(arena_dir),
         "--g2-bytes": str(64 * 1024),
         "--lease-ttl-s": "2",
+        "--kv-stream-max-bytes": str(STREAM_BYTES),
     }
     return ServiceProcess("kvbus_kvbm", [*(word for pair in arguments.items() for word in pair), *more])
 

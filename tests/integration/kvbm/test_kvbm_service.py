@@ -13,7 +13,7 @@ from kvbus_kvbm.settings import KvbmSettings
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.event_log import EventLog
 from kvbus_runtime.service import RunningService, host
-from kvbus_testkit.kvbm import BLOCK_BYTES, ByHand, by_hand, content, key
+from kvbus_testkit.kvbm import BLOCK_BYTES, STREAM_BYTES, ByHand, by_hand, content, key
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.timing import eventually
 from kvbus_wire.errors import ErrorCode
@@ -34,10 +34,15 @@ class Stage:
         self.arena_dir = arena_dir
 
     def settings(self, **fields: Any) -> KvbmSettings:
-        values: dict[str, Any] = {"g2_bytes": 64 * 1024, "instance_id": KVBM_ID, "host_id": "host-1", **fields}
-        return KvbmSettings(
-            nats=self._nats_url, namespace=self._namespace, arena_dir=str(self.arena_dir), health_port=-1, **values
-        )
+        values: dict[str, Any] = {
+            "g2_bytes": 64 * 1024,
+            "instance_id": KVBM_ID,
+            "host_id": "host-1",
+            "health_port": -1,
+            "kv_stream_max_bytes": STREAM_BYTES,
+            **fields,
+        }
+        return KvbmSettings(nats=self._nats_url, namespace=self._namespace, arena_dir=str(self.arena_dir), **values)
 
     async def kvbm(self, **fields: Any) -> RunningService[KvbmSettings]:
         return await self._stack.enter_async_context(host("kvbm", self.settings(**fields), start))

@@ -1,0 +1,226 @@
+"""Whole workers around one kvbm: what one computed, the other reads from host memory."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus_kvbm.app import KvbmApp
+from kvbus_kvbm.app import start as start_kvbm
+from kvbus_kvbm.settings import KvbmSettings
+from kvbus_runtime.service import RunningService, Service, host
+from kvbus_runtime.settings import CommonSettings
+from kvbus_testkit.kvbm import STREAM_BYTES, by_hand
+from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.timing import eventually
+from kvbus_wire.frontend import Ended, StepFrame
+from kvbus_wire.packing import pack_tokens, unpack_tokens
+from kvbus_wire.request import Sampling, Stopping
+from kvbus_wire.worker import Accepted, Generate
+from kvbus_worker.app import start as start_worker
+from kvbus_worker.models import tiny
+from kvbus_worker.settings import WorkerSettings
+
+BLOCK = 16
+PROMPT_BLOCKS = 9
+FRONTEND = "frontend-1"
+
+
+class Answer:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.cached = 0
+        self.onboarded = 0
+        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+
+
+class Asker:
+    """A frontend reduced to sending tokens and collecting step frames."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._answers: dict[str, Answer] = {}
+
+    async def begin(self) -> None:
+        await self.service.bus.subscribe(self.service.bus.subjects.steps(FRONTEND), [StepFrame], self._on_frame)
+
+    def _on_frame(self, frame: StepFrame) -> None:
+        for started in frame.started:
+            answer = self._answers[started.request_id]
+            answer.cached, answer.onboarded = started.cached_tokens, started.onboarded_tokens
+        for delta in frame.deltas:
+            self._answers[delta.request_id].tokens += unpack_tokens(delta.tokens)
+        for ended in frame.ended:
+            self._answers[ended.request_id].ended.set_result(ended)
+
+    async def ask(self, worker_id: str, tokens: Sequence[int], max_tokens: int = 24) -> Answer:
+        request_id = secrets.token_hex(4)
+        answer = self._answers[request_id] = Answer()
+        generate = Generate(
+            request_id=request_id,
+            model="tiny",
+            frontend_id=FRONTEND,
+            tokens=pack_tokens(tokens),
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(max_tokens=max_tokens, ignore_eos=True),
+            deadline_ms=int(time.time() * 1000) + 60_000,
+        )
+        await self.service.bus.request(self.service.bus.subjects.generate(worker_id), generate, Accepted, timeout_s=20)
+        ended = await asyncio.wait_for(answer.ended, 60)
+        assert ended.reason == "length", ended
+        return answer
+
+    async def drain(self, reason: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Host:
+    """Processes of one host, as far as they may know."""
+
+    def __init__(self, stack: AsyncExitStack, common: dict[str, Any], model: Path, arena_dir: Path) -> None:
+        self.stack = stack
+        self._common = common
+        self._model = str(model)
+        self._arena_dir = str(arena_dir)
+
+    async def kvbm(self, stack: AsyncExitStack | None = None) -> RunningService[KvbmSettings]:
+        settings = KvbmSettings(**self._common, instance_id="kvbm-1", arena_dir=self._arena_dir, g2_bytes=1 << 20)
+        return await (stack or self.stack).enter_async_context(host("kvbm", settings, start_kvbm))
+
+    async def worker(self, instance_id: str, **fields: Any) -> Service:
+        values: dict[str, Any] = {"engine": "mock", "mock_speedup": 1000.0, "kv_blocks": 64, **fields}
+        settings = WorkerSettings(
+            **self._common, instance_id=instance_id, model=self._model, served_model_name="tiny", **values
+        )
+        running = await self.stack.enter_async_context(host("worker", settings, start_worker))
+        await eventually(lambda: running.service.metrics.value("kvbm_attached") == 1, what="an attached pool")
+        return running.service
+
+    async def asker(self) -> Asker:
+        async def begin(service: Service, settings: CommonSettings) -> Asker:
+            asker = Asker(service)
+            await asker.begin()
+            return asker
+
+        running = await self.stack.enter_async_context(host("frontend", CommonSettings(**self._common), begin))
+        assert isinstance(running.app, Asker)
+        return running.app
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+async def one_host(nats_server: NatsServer, namespace: str, model: Path, tmp_path: Path) -> AsyncIterator[Host]:
+    common = {
+        "nats": nats_server.url,
+        "namespace": namespace,
+        "host_id": "host-1",
+        "health_port": -1,
+        "drain_timeout_s": 5.0,
+        "kv_stream_max_bytes": STREAM_BYTES,
+    }
+    async with AsyncExitStack() as stack:
+        yield Host(stack, common, model, tmp_path)
+
+
+def prompt(seed: int, blocks: int = PROMPT_BLOCKS) -> list[int]:
+    return [(seed * 31 + i * 7) % 200 + 10 for i in range(blocks * BLOCK + 1)]
+
+
+def app_of(kvbm: RunningService[KvbmSettings]) -> KvbmApp:
+    assert isinstance(kvbm.app, KvbmApp)
+    return kvbm.app
+
+
+async def stored(kvbm: RunningService[KvbmSettings], blocks: int) -> None:
+    """Wait until kvbm holds so many blocks in all."""
+    await eventually(
+        lambda: sum(pool.pool.usage().present for pool in app_of(kvbm).pools) >= blocks,
+        what=f"{blocks} blocks in host memory",
+    )
+
+
+async def test_a_prefix_that_one_worker_computed_is_onboarded_by_the_other(one_host: Host) -> None:
+    kvbm = await one_host.kvbm()
+    await one_host.worker("worker-a")
+    await one_host.worker("worker-b")
+    asker = await one_host.asker()
+    first = await asker.ask("worker-a", prompt(1))
+    assert (first.cached, first.onboarded) == (0, 0)
+    await stored(kvbm, PROMPT_BLOCKS)
+    second = await asker.ask("worker-b", prompt(1))
+    assert (second.cached, second.onboarded) == (PROMPT_BLOCKS * BLOCK, PROMPT_BLOCKS * BLOCK)
+    assert second.tokens == first.tokens
+    third = await asker.ask("worker-b", prompt(1))
+    assert (third.cached, third.onboarded) == (PROMPT_BLOCKS * BLOCK, 0)
+    (pool,) = app_of(kvbm).pools
+    await eventually(lambda: pool.pool.usage().leases == 0, what="all leases ended")
+    pool.pool.check_integrity()
+
+
+async def test_a_worker_that_evicted_its_blocks_reads_them_back(one_host: Host) -> None:
+    kvbm = await one_host.kvbm()
+    worker = await one_host.worker("worker-a", kv_blocks=16)
+    asker = await one_host.asker()
+    first = await asker.ask("worker-a", prompt(1))
+    await stored(kvbm, PROMPT_BLOCKS)
+    for seed in (2, 3, 4):
+        await asker.ask("worker-a", prompt(seed))
+    again = await asker.ask("worker-a", prompt(1))
+    assert again.onboarded == PROMPT_BLOCKS * BLOCK
+    assert again.tokens == first.tokens
+    assert worker.metrics.value("kvbm_blocks_total", {"direction": "onboard"}) >= PROMPT_BLOCKS
+
+
+async def test_a_damaged_block_is_computed_again_from_there_on(one_host: Host) -> None:
+    kvbm = await one_host.kvbm()
+    await one_host.worker("worker-a")
+    second = await one_host.worker("worker-b")
+    asker = await one_host.asker()
+    first = await asker.ask("worker-a", prompt(1))
+    await stored(kvbm, PROMPT_BLOCKS)
+    (pool,) = app_of(kvbm).pools
+    chain = next(chain for chain in pool.pool.chains() if not chain.parent)
+    common = kvbm.service.settings
+    async with by_hand(common.nats, common.namespace, "worker-evil", "kvbm-1") as evil:
+        spec = pool.spec
+        await evil.attach(
+            model="tiny", kv_layout=spec.kv_layout, block_bytes=spec.block_bytes, block_size=spec.block_size
+        )
+        assert evil.arena is not None
+        fifth = pool.pool.pin("worker-evil", chain.keys[4 * 16 : 5 * 16], asyncio.get_running_loop().time())
+        evil.arena.view(fifth.slots[0].index)[7] ^= 0xFF
+    answer = await asker.ask("worker-b", prompt(1))
+    assert answer.onboarded == 4 * BLOCK
+    assert answer.tokens == first.tokens
+    assert second.metrics.value("kvbm_failures_total", {"operation": "onboard", "reason": "corrupt"}) == 1
+    assert pool.pool.counters.corrupt == 1
+    await stored(kvbm, PROMPT_BLOCKS)  # what was computed again is written through again
+
+
+async def test_workers_outlive_their_kvbm_and_fill_the_next_one(one_host: Host) -> None:
+    asker = await one_host.asker()
+    async with AsyncExitStack() as first_life:
+        kvbm = await one_host.kvbm(first_life)
+        worker = await one_host.worker("worker-a")
+        await one_host.worker("worker-b")
+        first = await asker.ask("worker-a", prompt(1))
+        await stored(kvbm, PROMPT_BLOCKS)
+    await eventually(lambda: worker.metrics.value("kvbm_attached") == 0, what="a worker without kvbm")
+    assert (await asker.ask("worker-a", prompt(1))).tokens == first.tokens
+    kvbm = await one_host.kvbm()
+    await stored(kvbm, PROMPT_BLOCKS)
+    answer = await asker.ask("worker-b", prompt(1))
+    assert answer.tokens == first.tokens
+    assert answer.onboarded == PROMPT_BLOCKS * BLOCK
