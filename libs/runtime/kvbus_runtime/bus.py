@@ -9,8 +9,8 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from kvbus_runtime.errors import PayloadTooLarge, RequestFailed
 from kvbus_runtime.link import Link
+from kvbus_runtime.log import get_logger
 from kvbus_runtime.metrics import Metrics
 from kvbus_runtime.parts import HEADER_PART, PartLimits, part_headers, split
 from kvbus_runtime.serving import HEADER_MESSAGE_ID, HEADER_TIMEOUT_MS, EndpointStats, Handler, RequestContext, Server
@@ -485,3 +486,18 @@ class Bus:
     async def send_reply_bytes(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
         """Publish raw bytes to a reply subject; for protocols other than ours."""
         await self._send_reply_bytes(subject, data, headers)
+
+
+@asynccontextmanager
+async def open_bus(
+    settings: CommonSettings, *, name: str, connect_timeout_s: float | None = None
+) -> AsyncIterator[Bus]:
+    """A bus outside of a service (command-line tools, tests). Raise TimeoutError when it is not there in time."""
+    async with Tasks() as tasks:
+        bus = Bus(settings, name=name, log=get_logger(client=name), metrics=Metrics("client"), tasks=tasks)
+        async with asyncio.timeout(connect_timeout_s):
+            await bus.start()
+        try:
+            yield bus
+        finally:
+            await bus.close()

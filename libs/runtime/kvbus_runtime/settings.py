@@ -113,7 +113,8 @@ class Spec(msgspec.Struct, frozen=True):
         return "--" + self.name.rstrip("_").replace("_", "-")
 
     def variable(self, service: str) -> str:
-        return f"KVBUS_{service}_{self.name}".upper() if self.own else f"KVBUS_{self.name}".upper()
+        name = self.name.rstrip("_")
+        return f"KVBUS_{service}_{name}".upper() if self.own else f"KVBUS_{name}".upper()
 
 
 def _require(condition: bool, message: str) -> None:

@@ -1,0 +1,1 @@
+"""Step frames: numbered, replayable, watched streams from workers to frontends."""
