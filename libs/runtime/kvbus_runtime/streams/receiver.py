@@ -58,9 +58,9 @@ class _Source(msgspec.Struct):
 class StepReceiver:
     """Open a stream before the request is sent to its worker, and iterate it.
 
-    A gap in the frames is repaired from the worker's replay ring. A stream is lost when the frames are gone, when the worker's record
-    has left or belongs to a newer incarnation, when nobody serves its subjects, or when it is silent for ``heartbeat_timeout_s``.
-    While the bus is away, nobody is silent.
+    A gap in the frames is repaired from the worker's replay ring. A stream is lost when the frames are gone, when the worker's
+    record has left or belongs to a newer incarnation, when nobody serves its subjects, or when it is silent for
+    ``heartbeat_timeout_s``. While the bus is away, nobody is silent.
     """
 
     def __init__(
@@ -149,6 +149,8 @@ class StepReceiver:
                 oldest = next((k for k, s in self._sources.items() if not s.streams and k != key), None)
                 if oldest is not None:
                     del self._sources[oldest]
+                    if self._newest.get(oldest[0]) == oldest[1]:
+                        del self._newest[oldest[0]]
         self._sources.move_to_end(key)
         return source
 

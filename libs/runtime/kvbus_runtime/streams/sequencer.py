@@ -74,7 +74,7 @@ class StepSequencer:
         if not self.has_delivered:
             self.expected = gap[1] + 1
             ready = self._take_held()
-            self.has_delivered = True
+            self.has_delivered = bool(ready)
             return ready, False
         self._held.clear()
         self._held_items = 0
