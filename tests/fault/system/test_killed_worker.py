@@ -1,0 +1,66 @@
+"""A worker that is killed in the middle of an answer is replaced without the client noticing."""
+
+from typing import Any
+
+import pytest
+
+from kvbus_testkit.system import Answer, System
+from kvbus_testkit.timing import eventually
+
+QUESTION = [{"role": "user", "content": "Tell me a long story about a lighthouse keeper and the sea."}]
+
+
+async def busy_worker(system: System) -> str:
+    """The worker that runs a request right now, by its own metrics."""
+
+    async def find() -> str:
+        for name in system.workers:
+            if system.processes[name].returncode is None and await system.metric(name, "kvbus_worker_running") > 0:
+                return name
+        return ""
+
+    return await eventually(find, what="a worker with a running request")
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "seeded"])
+async def test_the_stream_goes_on_and_the_text_equals_the_undisturbed_one(
+    tiny_system: System, sampling: dict[str, Any]
+) -> None:
+    body: dict[str, Any] = {"messages": QUESTION, "max_tokens": 600, "ignore_eos": True, **sampling}
+    undisturbed = await tiny_system.chat(**body)
+    assert undisturbed.finish_reason == "length"
+
+    answer = Answer()
+    killed = ""
+    async for now in tiny_system.stream(body, answer):
+        if now.chunks >= 5 and not killed:
+            killed = await busy_worker(tiny_system)
+            tiny_system.processes[killed].kill()
+
+    assert killed
+    assert answer.error is None
+    assert answer.text == undisturbed.text
+    assert (answer.finish_reason, answer.done) == ("length", True)
+    assert answer.usage is not None
+    assert undisturbed.usage is not None
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert answer.usage[count] == undisturbed.usage[count]
+    assert await tiny_system.metric("frontend", "kvbus_frontend_migrations_total") == 1
+
+
+async def test_with_no_worker_left_the_stream_ends_with_one_error_and_the_system_recovers(tiny_system: System) -> None:
+    answer = Answer()
+    workers = tiny_system.workers
+    async for now in tiny_system.stream({"messages": QUESTION, "max_tokens": 1500, "ignore_eos": True}, answer):
+        if now.chunks == 3:
+            for name in workers:
+                tiny_system.processes[name].kill()
+
+    assert answer.error is not None
+    assert answer.error["message"]
+    assert answer.finish_reason is None
+
+    for name in workers:
+        tiny_system.start(name)
+    await tiny_system.until_ready()
+    assert (await tiny_system.chat(QUESTION, max_tokens=5, ignore_eos=True)).finish_reason == "length"
