@@ -1,5 +1,6 @@
 """A whole kvbus as child processes of a test, each under the test's control: nats-server, all services, and an HTTP client."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ import msgspec
 
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.processes import ServiceProcess
-from kvbus_testkit.timing import eventually, scaled
+from kvbus_testkit.timing import scaled
 
 
 class Answer(msgspec.Struct):
@@ -87,7 +88,7 @@ class System:
             self.start(service)
         for number in range(self._worker_count):
             self.start(f"worker-{number}")
-        self.url = str(self.processes["frontend"].wait_for_event("http_listening", timeout_s=30)["url"])
+        self.url = str(self.processes["frontend"].wait_for_event("http_listens", timeout_s=30)["url"])
         self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(total=scaled(120)))
         await self.until_ready()
         self.model = (await self.get("/v1/models"))["data"][0]["id"]
@@ -120,17 +121,8 @@ class System:
 
     async def until_ready(self, *, timeout_s: float = 90.0) -> None:
         """Until every service that runs says that it can serve."""
-        for name, process in self.processes.items():
-            url = process.wait_for_event("started", timeout_s=timeout_s)["health"]
-
-            async def is_ready(url: str = url) -> bool:
-                try:
-                    async with self.http.get(f"{url}/readyz") as response:
-                        return response.status == 200
-                except aiohttp.ClientError:
-                    return False
-
-            await eventually(is_ready, timeout_s=timeout_s, what=f"readiness of {name}")
+        for process in self.processes.values():
+            await asyncio.to_thread(process.wait_ready, timeout_s=timeout_s)
 
     async def metric(self, name: str, metric: str) -> float:
         """The sum of a metric's samples at a service."""

@@ -15,7 +15,7 @@ async def busy_worker(system: System) -> str:
 
     async def find() -> str:
         for name in system.workers:
-            if system.processes[name].returncode is None and await system.metric(name, "kvbus_worker_running") > 0:
+            if system.processes[name].returncode is None and await system.metric(name, "kvbus_worker_requests_running") > 0:
                 return name
         return ""
 

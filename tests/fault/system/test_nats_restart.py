@@ -34,7 +34,7 @@ async def test_requests_end_clean_services_reconnect_and_the_index_is_right_agai
     load = [asyncio.create_task(many(number)) for number in range(LOAD)]
 
     async def is_under_load() -> bool:
-        return sum([await system.metric(name, "kvbus_worker_running") for name in system.workers]) >= LOAD / 2
+        return sum([await system.metric(name, "kvbus_worker_requests_running") for name in system.workers]) >= LOAD / 2
 
     await eventually(is_under_load, what="a loaded system")
     await asyncio.to_thread(system.nats.restart, wipe=wipe)
