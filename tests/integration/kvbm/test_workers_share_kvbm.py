@@ -1,9 +1,7 @@
 """Whole workers around one kvbm: what one computed, the other reads from host memory."""
 
 import asyncio
-import secrets
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,71 +13,16 @@ from kvbus_kvbm.app import start as start_kvbm
 from kvbus_kvbm.settings import KvbmSettings
 from kvbus_runtime.service import RunningService, Service, host
 from kvbus_runtime.settings import CommonSettings
+from kvbus_testkit.asker import Asker, asking
 from kvbus_testkit.kvbm import STREAM_BYTES, by_hand
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.timing import eventually
-from kvbus_wire.frontend import Ended, StepFrame
-from kvbus_wire.packing import pack_tokens, unpack_tokens
-from kvbus_wire.request import Sampling, Stopping
-from kvbus_wire.worker import Accepted, Generate
 from kvbus_worker.app import start as start_worker
 from kvbus_worker.models import tiny
 from kvbus_worker.settings import WorkerSettings
 
 BLOCK = 16
 PROMPT_BLOCKS = 9
-FRONTEND = "frontend-1"
-
-
-class Answer:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.cached = 0
-        self.onboarded = 0
-        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-
-
-class Asker:
-    """A frontend reduced to sending tokens and collecting step frames."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self._answers: dict[str, Answer] = {}
-
-    async def begin(self) -> None:
-        await self.service.bus.subscribe(self.service.bus.subjects.steps(FRONTEND), [StepFrame], self._on_frame)
-
-    def _on_frame(self, frame: StepFrame) -> None:
-        for started in frame.started:
-            answer = self._answers[started.request_id]
-            answer.cached, answer.onboarded = started.cached_tokens, started.onboarded_tokens
-        for delta in frame.deltas:
-            self._answers[delta.request_id].tokens += unpack_tokens(delta.tokens)
-        for ended in frame.ended:
-            self._answers[ended.request_id].ended.set_result(ended)
-
-    async def ask(self, worker_id: str, tokens: Sequence[int], max_tokens: int = 24) -> Answer:
-        request_id = secrets.token_hex(4)
-        answer = self._answers[request_id] = Answer()
-        generate = Generate(
-            request_id=request_id,
-            model="tiny",
-            frontend_id=FRONTEND,
-            tokens=pack_tokens(tokens),
-            sampling=Sampling(temperature=0.0),
-            stopping=Stopping(max_tokens=max_tokens, ignore_eos=True),
-            deadline_ms=int(time.time() * 1000) + 60_000,
-        )
-        await self.service.bus.request(self.service.bus.subjects.generate(worker_id), generate, Accepted, timeout_s=20)
-        ended = await asyncio.wait_for(answer.ended, 60)
-        assert ended.reason == "length", ended
-        return answer
-
-    async def drain(self, reason: str) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
 
 class Host:
@@ -105,14 +48,7 @@ class Host:
         return running.service
 
     async def asker(self) -> Asker:
-        async def begin(service: Service, settings: CommonSettings) -> Asker:
-            asker = Asker(service)
-            await asker.begin()
-            return asker
-
-        running = await self.stack.enter_async_context(host("frontend", CommonSettings(**self._common), begin))
-        assert isinstance(running.app, Asker)
-        return running.app
+        return await self.stack.enter_async_context(asking(CommonSettings(**self._common), "tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,83 @@
+"""A frontend reduced to what tests of workers need: it sends tokens and collects step frames."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from kvbus_runtime.service import Service, host
+from kvbus_runtime.settings import CommonSettings
+from kvbus_testkit.timing import scaled
+from kvbus_wire.frontend import Ended, StepFrame
+from kvbus_wire.packing import pack_tokens, unpack_tokens
+from kvbus_wire.request import Sampling, Stopping
+from kvbus_wire.worker import Accepted, Generate
+
+
+class Answer:
+    """``cached`` prompt tokens were not computed; ``onboarded`` of them came from a lower tier."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.cached = 0
+        self.onboarded = 0
+        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+
+
+class Asker:
+    """Asks workers directly. Made by `asking`."""
+
+    def __init__(self, service: Service, model: str) -> None:
+        self.service = service
+        self._model = model
+        self._answers: dict[str, Answer] = {}
+
+    async def begin(self) -> None:
+        subject = self.service.bus.subjects.steps(self.service.instance_id)
+        await self.service.bus.subscribe(subject, [StepFrame], self._on_frame)
+
+    def _on_frame(self, frame: StepFrame) -> None:
+        for started in frame.started:
+            answer = self._answers[started.request_id]
+            answer.cached, answer.onboarded = started.cached_tokens, started.onboarded_tokens
+        for delta in frame.deltas:
+            self._answers[delta.request_id].tokens += unpack_tokens(delta.tokens)
+        for ended in frame.ended:
+            self._answers[ended.request_id].ended.set_result(ended)
+
+    async def ask(self, worker_id: str, tokens: Sequence[int], max_tokens: int = 24) -> Answer:
+        """The greedy answer of exactly ``max_tokens`` tokens."""
+        request_id = secrets.token_hex(4)
+        answer = self._answers[request_id] = Answer()
+        generate = Generate(
+            request_id=request_id,
+            model=self._model,
+            frontend_id=self.service.instance_id,
+            tokens=pack_tokens(tokens),
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(max_tokens=max_tokens, ignore_eos=True),
+            deadline_ms=int(time.time() * 1000) + 60_000,
+        )
+        await self.service.bus.request(self.service.bus.subjects.generate(worker_id), generate, Accepted, timeout_s=20)
+        ended = await asyncio.wait_for(answer.ended, scaled(60))
+        assert ended.reason == "length", ended
+        return answer
+
+    async def drain(self, reason: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def asking(settings: CommonSettings, model: str) -> AsyncIterator[Asker]:
+    async def begin(service: Service, settings: CommonSettings) -> Asker:
+        asker = Asker(service, model)
+        await asker.begin()
+        return asker
+
+    async with host("frontend", settings, begin) as running:
+        assert isinstance(running.app, Asker)
+        yield running.app
