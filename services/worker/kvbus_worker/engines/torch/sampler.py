@@ -4,7 +4,8 @@ Order of operations: logit bias and the ban on stop tokens below ``min_tokens``;
 temperature; min_p; top_k; top_p over what those left. Log probabilities reported are the model's own, before all of that.
 
 Token i of a request is drawn by inverting the distribution function at u(seed, i), a hash, so that it depends neither on the batch
-nor on the device's generator: a request that moves to another worker goes on with the same draws.
+nor on the device's generator: a request that moves to another worker goes on with the same draws. The function runs over tokens by
+id: ordered by probability, rounding errors would swap near-equal tokens, and with them draws, far more often.
 """
 
 from collections.abc import Iterable, Sequence
@@ -139,11 +140,18 @@ def _draw_sorted(scaled: Tensor, sampling: Sequence[Sampling], u: Tensor) -> lis
     size = min(vocabulary, max(_CANDIDATES, *(s.top_k for s in sampling)) if sampling else vocabulary)
     values, ids = scaled.topk(size)
     kept, complete = _cut((values.double() - total[:, None]).exp(), sampling, vocabulary)
-    tokens: list[int] = ids.gather(1, _invert(kept, u)[:, None]).flatten().tolist()
+    tokens = _invert_by_id(kept, ids, u)
     for i in (i for i, is_complete in enumerate(complete) if not is_complete):
         values, ids = scaled[i].sort(descending=True)
         kept, _ = _cut((values.double() - total[i]).exp()[None], sampling[i : i + 1], vocabulary)
-        tokens[i] = int(ids[_invert(kept, u[i : i + 1])])
+        tokens[i] = _invert_by_id(kept, ids[None], u[i : i + 1])[0]
+    return tokens
+
+
+def _invert_by_id(weights: Tensor, ids: Tensor, u: Tensor) -> list[int]:
+    ids, order = ids.sort(dim=-1)
+    picked = _invert(weights.gather(1, order), u)
+    tokens: list[int] = ids.gather(1, picked[:, None]).flatten().tolist()
     return tokens
 
 
