@@ -1,0 +1,240 @@
+"""One sample of every bus message, with every field set. Run as a program to write golden files that do not exist yet."""
+
+from pathlib import Path
+
+from kvbus_wire.errors import ErrorCode, ErrorReply
+from kvbus_wire.frontend import Delta, Ended, Started, StepFrame, TokenLogprob, Usage
+from kvbus_wire.indexer import IndexQuery, IndexReply, Match
+from kvbus_wire.kv_events import Cleared, KvEvents, Removed, Stored
+from kvbus_wire.kvbm import (
+    AttachedPool,
+    AttachPool,
+    CommitBlocks,
+    PinBlocks,
+    PinnedBlocks,
+    ReleaseLease,
+    ReserveBlocks,
+    ReservedBlocks,
+    Slot,
+)
+from kvbus_wire.load import LoadReport
+from kvbus_wire.message import Message, encode
+from kvbus_wire.records import InstanceRecord, KvbmRecord, ModelCard, WorkerRecord
+from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
+from kvbus_wire.router import Candidate, Decision, Placement, Progress, RouteRequest
+from kvbus_wire.worker import (
+    Accepted,
+    BlockSnapshot,
+    BlockSnapshotChunk,
+    Cancel,
+    Done,
+    Drain,
+    Generate,
+    NeedTokens,
+    ReplayedSteps,
+    ReplaySteps,
+    SnapshotChain,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+KEY_A, KEY_B = bytes(range(16)), bytes(range(16, 32))
+KEYS = KEY_A + KEY_B
+HINTS = AgentHints(priority=3, strict_priority=1, osl=200, latency_sensitivity=0.5, speculative_prefill=True)
+SESSION = SessionRef(id="session-1", parent="session-0", final=True, ephemeral=True)
+ERROR = ErrorReply(
+    code=ErrorCode.OVERLOADED,
+    message="try later",
+    retryable=True,
+    retry_after_s=1.5,
+    param="model",
+    details={"limit": 10, "share": 0.5, "queue": "full"},
+)
+USAGE = Usage(prompt_tokens=100, output_tokens=7, cached_tokens=64, onboarded_tokens=16, queue_s=0.25, prefill_s=0.5)
+CARD = ModelCard(
+    name="org/model.v1",
+    fingerprint="f00d",
+    block_size=16,
+    context_length=4096,
+    bundle="ab" * 32,
+    kv_layout="fp32-paged-1",
+    eos_token_ids=(2, 5),
+    created_s=1_700_000_000,
+)
+
+SAMPLES: tuple[Message, ...] = (
+    ERROR,
+    StepFrame(
+        worker_id="worker-1",
+        incarnation=1_700_000_000_000,
+        seq=9,
+        started=(Started("r1", 64, 16),),
+        deltas=(Delta("r1", 3, b"\x01\x00\x00\x00\x02\x00\x00\x00", (TokenLogprob(1, -0.5, ((1, -0.5), (7, -1.5))),)),),
+        ended=(Ended(request_id="r2", reason="error", usage=USAGE, stop_token_id=2, error=ERROR),),
+    ),
+    IndexQuery(model="m", keys=KEYS),
+    IndexReply(matches=(Match(instance_id="worker-1", tier="g1", depth=2),)),
+    KvEvents(
+        instance_id="worker-1",
+        incarnation=5,
+        model="m",
+        first_seq=7,
+        events=(Stored(KEY_A, KEY_B), Removed(KEYS), Cleared()),
+        tier="g2",
+        block_size=32,
+        at_ms=1_700_000_000_123,
+    ),
+    AttachPool(instance_id="worker-1", incarnation=5, model="m", kv_layout="l", block_bytes=4096, block_size=32),
+    AttachedPool(pool_id="p", path="/dev/shm/pool", slot_bytes=4096, slots=128),
+    ReserveBlocks(pool_id="p", instance_id="worker-1", parent=KEY_A, keys=KEY_B),
+    ReservedBlocks(lease_id="l", lease_s=5.0, slots=(Slot(index=1, generation=2, checksum=3), None)),
+    CommitBlocks(lease_id="l", checksums=(2**64 - 1, None)),
+    PinBlocks(pool_id="p", instance_id="worker-1", keys=KEYS),
+    PinnedBlocks(lease_id="l", lease_s=5.0, slots=(Slot(index=1, generation=2, checksum=3),)),
+    ReleaseLease(lease_id="l", corrupt=(1, 3)),
+    LoadReport(
+        instance_id="worker-1",
+        incarnation=5,
+        model="m",
+        running=3,
+        waiting=2,
+        waiting_tokens=5000,
+        used_blocks=10,
+        total_blocks=100,
+        kv_seq=77,
+        prefill_tokens_per_s=5000.0,
+        decode_step_s=0.02,
+        draining=True,
+        request_ids=("r1", "r2"),
+    ),
+    InstanceRecord(
+        service="worker",
+        instance_id="worker-1",
+        incarnation=5,
+        host_id="host-1",
+        version="0.1.0",
+        started_ms=1_700_000_000_000,
+        draining=True,
+        health_url="http://127.0.0.1:9000",
+        worker=WorkerRecord(
+            model=CARD,
+            engine="torch",
+            total_blocks=100,
+            max_num_seqs=8,
+            max_batched_tokens=512,
+            prefill_tokens_per_s=300.0,
+            decode_step_s=0.1,
+            role="decode",
+        ),
+        kvbm=KvbmRecord(g2_bytes=1 << 30, onboard_bytes_per_s=1e9),
+    ),
+    RouteRequest(
+        request_id="r1",
+        model="m",
+        keys=KEYS,
+        prompt_tokens=40,
+        max_tokens=100,
+        deadline_ms=1_700_000_060_000,
+        hints=HINTS,
+        session=SESSION,
+        tenant="t",
+        pinned="worker-1",
+        allowed=("worker-1", "worker-2"),
+        excluded=("worker-3",),
+    ),
+    Placement(
+        request_id="r1",
+        worker_id="worker-1",
+        incarnation=5,
+        cached_tokens=32,
+        onboard_tokens=16,
+        policy="kv",
+        queued_s=0.5,
+        candidates=(
+            Candidate(
+                worker_id="worker-1", cost=0.25, cached_tokens=32, onboard_tokens=16, waiting_tokens=10, running=2
+            ),
+        ),
+    ),
+    Progress(request_id="r1", model="m", phase="finished", output_tokens=12),
+    Decision(
+        router_id="router-1",
+        request_id="r1",
+        model="m",
+        worker_id="worker-1",
+        incarnation=5,
+        prompt_tokens=40,
+        uncached_tokens=8,
+        expected_output=100,
+        keys=KEYS,
+    ),
+    Generate(
+        request_id="r1",
+        model="m",
+        frontend_id="frontend-1",
+        tokens=b"\x01\x00\x00\x00",
+        sampling=Sampling(
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            min_p=0.05,
+            seed=7,
+            presence_penalty=0.1,
+            frequency_penalty=0.2,
+            repetition_penalty=1.1,
+            logit_bias={5: -100.0},
+            logprobs=3,
+        ),
+        stopping=Stopping(max_tokens=100, min_tokens=1, stop_token_ids=(2,), ignore_eos=True),
+        deadline_ms=1_700_000_060_000,
+        prefix_key=KEY_A,
+        prefix_tokens=16,
+        resumed=1,
+        cache_salt="salt",
+        lora="adapter",
+        hints=HINTS,
+        session=SESSION,
+        mock=MockOutput(output="hi", finish="length", chunks=("h", "i")),
+        trace="00-abc-def-01",
+    ),
+    Accepted(request_id="r1", incarnation=5),
+    NeedTokens(request_id="r1"),
+    Cancel(request_id="r1", reason="client closed"),
+    Done(),
+    ReplaySteps(frontend_id="frontend-1", incarnation=5, first_seq=3, last_seq=9),
+    ReplayedSteps(frames=(b"frame",)),
+    Drain(),
+    BlockSnapshot(cursor=10, snapshot_id="s"),
+    BlockSnapshotChunk(
+        snapshot_id="s",
+        instance_id="worker-1",
+        incarnation=5,
+        model="m",
+        tier="g1",
+        kv_seq=77,
+        chains=(SnapshotChain(parent=KEY_A, keys=KEY_B),),
+        next_cursor=20,
+    ),
+)
+
+
+def tag_of(message: Message) -> str:
+    return str(type(message).__struct_config__.tag)
+
+
+def golden_file(message: Message) -> Path:
+    return GOLDEN / f"{tag_of(message)}.hex"
+
+
+def write_missing() -> None:
+    """Existing files are never overwritten: bytes on the bus may not change."""
+    for message in SAMPLES:
+        file = golden_file(message)
+        if not file.exists():
+            text = encode(message).hex(" ", 1)
+            lines = [text[i : i + 96].rstrip() for i in range(0, len(text), 96)]
+            file.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    write_missing()
