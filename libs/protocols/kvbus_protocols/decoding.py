@@ -10,6 +10,7 @@ from kvbus_protocols.errors import InvalidRequest
 T = TypeVar("T")
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`\Z")
+_MISSING = re.compile(r"missing required field `(.+?)`")
 # Any escape sequence of a JSON string, a surrogate pair being one; the group holds a surrogate without its other half.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
@@ -58,14 +59,13 @@ class RequestDecoder(Generic[T]):
 
 def _wrong_field(message: str) -> InvalidRequest:
     path = _PATH.search(message)
-    if path is None:
-        missing = re.search(r"missing required field `(.+?)`", message)
-        return InvalidRequest(message + ".", param=missing[1] if missing else None, code="invalid_value")
-    words, param = message[: path.start()], path[1]
-    missing = re.search(r"missing required field `(.+?)`", words)
+    words, param = (message, "") if path is None else (message[: path.start()], path[1])
+    missing = _MISSING.search(words)
     if missing is not None:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if not param:
+        return InvalidRequest(f"Invalid request body: {words[0].lower()}{words[1:]}.", code="invalid_value")
     return InvalidRequest(
         f"Invalid value for '{param}': {words[0].lower()}{words[1:]}.", param=param, code="invalid_value"
     )

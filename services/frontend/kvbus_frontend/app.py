@@ -77,8 +77,8 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     listed, tokenization = ModelsHandler(models), TokenizationHandler(api)
     server = HttpServer(
         [
-            web.post("/v1/chat/completions", chat),
-            web.post("/v1/completions", completions),
+            web.post("/v1/chat/completions", chat.post),
+            web.post("/v1/completions", completions.post),
             web.get("/v1/models", listed.list),
             web.get("/v1/models/{id:.+}", listed.get),
             web.post("/v1/tokenize", tokenization.tokenize),

@@ -12,9 +12,10 @@ from kvbus_frontend.core.dispatch import Job, generate_message, known_blocks, ro
 from kvbus_frontend.core.failures import api_error
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.settings import FrontendSettings
+from kvbus_protocols.errors import ApiError
 from kvbus_runtime.bus import Bus, RequestFailed
 from kvbus_runtime.metrics import Metrics
-from kvbus_runtime.streams.receiver import StepReceiver, StreamLost
+from kvbus_runtime.streams.receiver import StepReceiver, StreamLost, StreamOverflow
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob
 from kvbus_wire.router import Placement, Progress
@@ -120,7 +121,7 @@ class Generator:
         job, request_id = state.job, state.request_id
         prompt = state.prompt()
         worker_id = ""
-        over = False
+        over, cause = False, ""
         try:
             placement = await self._place(state, prompt)
             worker_id = placement.worker_id
@@ -137,11 +138,15 @@ class Generator:
                         yield event
                 raise _Lost(worker_id, _unavailable("the stream has ended without an end"))
             except (StreamLost, GapInOutput) as problem:
-                raise _Lost(worker_id, _unavailable(str(problem) or "the stream was lost")) from problem
+                cause = "stream_lost"
+                raise _Lost(worker_id, _unavailable(str(problem))) from problem
+            except StreamOverflow as problem:
+                cause = "stream_overflow"
+                raise ApiError(500, f"The frontend is too slow: {problem}.", code="stream_overflow") from problem
             finally:
                 stream.close()
         finally:
-            self._say_farewell(job.model, request_id, worker_id, "" if over else reason(), len(state.output))
+            self._say_farewell(job.model, request_id, worker_id, "" if over else cause or reason(), len(state.output))
 
     def _progress(self, state: Progression, item: Started | Delta) -> Event | None:
         if isinstance(item, Started):

@@ -42,7 +42,12 @@ class HttpServer:
         self._keys = [key.encode() for key in api_keys]
         self._public = frozenset(route.path for route in public)
         self._rejected = metrics.counter("http_rejected", "requests refused before an endpoint took them", ("status",))
-        self._app = web.Application(middlewares=[web.middleware(self._guard)])
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._guard(request, handler)
+
+        self._app = web.Application(middlewares=[guard])
         self._app.add_routes([*public, *routes])
         # Bodies are unpacked by the handlers, within their limits; a client that leaves cancels its handler.
         self._runner = web.AppRunner(

@@ -70,7 +70,7 @@ class RequestRun:
     async def take(self, timeout_s: float) -> list[ChoiceOutput]:
         """What has come since the last call; waits for something. Empty: nothing came in time, or all is done (`is_done`).
 
-        Raise ApiError when a choice has failed.
+        Raise ApiError when a choice has failed and all that came before is taken.
         """
         if not self._buffer and self._open and self._error is None:
             self._news.clear()
@@ -79,7 +79,7 @@ class RequestRun:
                     await self._news.wait()
             except TimeoutError:
                 return []
-        if self._error is not None:
+        if self._error is not None and not self._buffer:
             raise self._error
         return self._buffer.take()
 
@@ -93,7 +93,7 @@ class RequestRun:
                     await self._news.wait()
             except TimeoutError:
                 return False
-        if self._error is not None:
+        if self._error is not None and not self._buffer:
             raise self._error
         return True
 

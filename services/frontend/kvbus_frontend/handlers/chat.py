@@ -22,7 +22,7 @@ class ChatHandler:
         self._api = api
         self._decoder = RequestDecoder(ChatRequest)
 
-    async def __call__(self, http_request: web.Request) -> web.StreamResponse:
+    async def post(self, http_request: web.Request) -> web.StreamResponse:
         async with self._api.admitted("chat", new_id("chatcmpl")) as ticket:
             body = await self._api.read(http_request)
             request = self._decoder.decode(body)

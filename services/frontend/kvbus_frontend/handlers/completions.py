@@ -34,7 +34,7 @@ class CompletionsHandler:
         self._api = api
         self._decoder = RequestDecoder(CompletionRequest)
 
-    async def __call__(self, http_request: web.Request) -> web.StreamResponse:
+    async def post(self, http_request: web.Request) -> web.StreamResponse:
         async with self._api.admitted("completions", new_id("cmpl")) as ticket:
             body = await self._api.read(http_request)
             request = self._decoder.decode(body)

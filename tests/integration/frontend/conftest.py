@@ -1,0 +1,284 @@
+"""A frontend between a real nats-server and a worker and router that the test plays, with the real messages."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvbus_frontend.app import Frontend, start_frontend
+from kvbus_frontend.settings import FrontendSettings
+from kvbus_runtime.errors import RequestFailed
+from kvbus_runtime.objects import ObjectStore
+from kvbus_runtime.service import RunningService, Service, host
+from kvbus_runtime.settings import CommonSettings
+from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.timing import eventually
+from kvbus_tokenizers import ModelBundle, bundle_name, byte_level_bundle, pack_bundle
+from kvbus_wire.errors import ErrorCode, ErrorReply
+from kvbus_wire.frontend import Delta, Ended, Started, StepFrame, TokenLogprob, Usage
+from kvbus_wire.packing import TOKEN_BYTES, pack_tokens
+from kvbus_wire.records import ModelCard, WorkerRecord
+from kvbus_wire.router import Placement, Progress, RouteRequest
+from kvbus_wire.worker import Accepted, Cancel, Done, Generate, NeedTokens, ReplayedSteps, ReplaySteps
+
+BLOCK_SIZE = 4
+CONTEXT_LENGTH = 512
+
+
+class Output:
+    """What the test lets a worker say to one request."""
+
+    def __init__(self, worker: "FakeWorker", message: Generate) -> None:
+        self._worker = worker
+        self.message = message
+        self._sent = message.resumed
+
+    async def started(self, cached: int = 0) -> None:
+        await self._worker.send(self.message, started=(Started(self.message.request_id, cached),))
+
+    async def say(self, text: str | bytes, *, logprobs: bool = False) -> None:
+        """One frame with these bytes as tokens."""
+        tokens = list(text.encode() if isinstance(text, str) else text)
+        entries = tuple(TokenLogprob(t, -0.5, ((t, -0.5), (63, -1.5))) for t in tokens) if logprobs else ()
+        delta = Delta(self.message.request_id, self._sent, pack_tokens(tokens), entries)
+        self._sent += len(tokens)
+        await self._worker.send(self.message, deltas=(delta,))
+
+    async def end(self, reason: str = "stop", *, error: ErrorReply | None = None, token: int | None = None) -> None:
+        usage = Usage(prompt_tokens=self._worker.prompt_tokens(self.message), output_tokens=self._sent)
+        ended = Ended(request_id=self.message.request_id, reason=reason, usage=usage, stop_token_id=token, error=error)
+        await self._worker.send(self.message, ended=(ended,))
+
+
+Play = Callable[[Output], Awaitable[None]]
+
+
+async def hello(output: Output) -> None:
+    await output.started()
+    await output.say("Hello")
+    await output.say(" world")
+    await output.end()
+
+
+class FakeWorker:
+    """Accepts everything and plays ``play``; ``answer`` may refuse instead."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.requests: list[Generate] = []
+        self.cancels: list[Cancel] = []
+        self.play: Play = hello
+        self.answer: Callable[[Generate], Accepted | NeedTokens] = lambda m: Accepted(
+            request_id=m.request_id, incarnation=service.incarnation
+        )
+        self._seq: dict[str, int] = {}
+        self._cancelled = asyncio.Event()
+
+    @staticmethod
+    def prompt_tokens(message: Generate) -> int:
+        return message.prefix_tokens + len(message.tokens) // TOKEN_BYTES - message.resumed
+
+    async def start(self, card: ModelCard) -> None:
+        bus, name = self.service.bus, self.service.instance_id
+        await bus.serve(bus.subjects.generate(name), [Generate], self._generate)
+        await bus.serve(bus.subjects.control(name), [Cancel, ReplaySteps], self._control)
+        await self.register(card)
+
+    async def register(self, card: ModelCard) -> None:
+        record = WorkerRecord(
+            model=card, engine="mock", total_blocks=100, max_num_seqs=8, max_batched_tokens=512,
+            prefill_tokens_per_s=1e4, decode_step_s=0.01,
+        )  # fmt: skip
+        await self.service.register(worker=record)
+
+    async def _generate(self, message: Generate, _context: Any) -> Accepted | NeedTokens:
+        self.requests.append(message)
+        reply = self.answer(message)
+        if isinstance(reply, Accepted):
+            self.service.spawn(self._run(message), name="play")
+        return reply
+
+    async def _run(self, message: Generate) -> None:
+        await self.play(Output(self, message))
+
+    async def _control(self, message: Cancel | ReplaySteps, _context: Any) -> Done | ReplayedSteps:
+        if isinstance(message, Cancel):
+            self.cancels.append(message)
+            self._cancelled.set()
+            return Done()
+        return ReplayedSteps(frames=())
+
+    async def cancelled(self) -> None:
+        """Wait for a Cancel."""
+        await self._cancelled.wait()
+
+    async def send(self, message: Generate, **parts: Any) -> None:
+        seq = self._seq[message.frontend_id] = self._seq.get(message.frontend_id, 0) + 1
+        frame = StepFrame(worker_id=self.service.instance_id, incarnation=self.service.incarnation, seq=seq, **parts)
+        await self.service.bus.publish(self.service.bus.subjects.steps(message.frontend_id), frame)
+
+    async def drain(self, reason: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class FakeRouter:
+    """Places on the first worker that is not excluded; ``answer`` may do otherwise."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.requests: list[RouteRequest] = []
+        self.progress: list[Progress] = []
+        self.cached_tokens = 0
+        self.answer: Callable[[RouteRequest], Placement] = self.place
+
+    async def start(self) -> None:
+        bus = self.service.bus
+        await bus.serve(bus.subjects.route("*"), [RouteRequest], self._route, queue="routers")
+        await bus.subscribe(bus.subjects.progress("*"), [Progress], self.progress.append)
+        await self.service.register()
+
+    async def _route(self, message: RouteRequest, _context: Any) -> Placement:
+        self.requests.append(message)
+        return self.answer(message)
+
+    def place(self, message: RouteRequest) -> Placement:
+        workers = [
+            record
+            for record in self.service.directory.instances("worker")
+            if record.instance_id not in message.excluded
+            and (not message.allowed or record.instance_id in message.allowed)
+            and message.pinned in (None, record.instance_id)
+        ]
+        if not workers:
+            raise RequestFailed.of(ErrorCode.NO_WORKERS, "no worker is left")
+        return Placement(
+            request_id=message.request_id,
+            worker_id=workers[0].instance_id,
+            incarnation=workers[0].incarnation,
+            cached_tokens=self.cached_tokens,
+            onboard_tokens=0,
+            policy="first",
+        )
+
+    def phases(self, request_id: str) -> list[str]:
+        return [p.phase for p in self.progress if p.request_id == request_id]
+
+    async def drain(self, reason: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Cluster:
+    """Starts what a test asks for, and stops it at the end."""
+
+    def __init__(self, nats_url: str, namespace: str, stack: AsyncExitStack) -> None:
+        self.common = {"nats": nats_url, "namespace": namespace, "health_port": -1}
+        self._stack = stack
+        self.session: aiohttp.ClientSession
+        self.url = ""
+        self.router: FakeRouter
+        self.worker: FakeWorker
+        self.frontend: RunningService[FrontendSettings]
+
+    async def add_worker(self, instance: str = "w1", bundle: ModelBundle | None = None, **card: Any) -> FakeWorker:
+        fields = {
+            "name": "m", "fingerprint": "f" * 32, "block_size": BLOCK_SIZE, "context_length": CONTEXT_LENGTH,
+            "kv_layout": "l", "created_s": 1,
+        }  # fmt: skip
+        data = pack_bundle(bundle or byte_level_bundle())
+
+        async def start(service: Service, _settings: CommonSettings) -> FakeWorker:
+            worker = FakeWorker(service)
+            await ObjectStore(service.bus).put(bundle_name(data), data)
+            self.card = ModelCard(**{**fields, "bundle": bundle_name(data), **card})
+            await worker.start(self.card)
+            return worker
+
+        running = await self._stack.enter_async_context(
+            host("worker", CommonSettings(**self.common, instance_id=instance), start)
+        )
+        assert isinstance(running.app, FakeWorker)
+        return running.app
+
+    async def add_router(self) -> FakeRouter:
+        async def start(service: Service, _settings: CommonSettings) -> FakeRouter:
+            router = FakeRouter(service)
+            await router.start()
+            return router
+
+        running = await self._stack.enter_async_context(
+            host("router", CommonSettings(**self.common, instance_id="router"), start)
+        )
+        assert isinstance(running.app, FakeRouter)
+        return running.app
+
+    async def add_frontend(self, **settings: Any) -> None:
+        defaults = {"http_port": 0, "instance_id": "front", "retry_pause_s": 0.01, "drain_timeout_s": 1.0}
+        self.frontend = await self._stack.enter_async_context(
+            host("frontend", FrontendSettings(**self.common, **{**defaults, **settings}), start_frontend)
+        )
+        assert isinstance(self.frontend.app, Frontend)
+        self.url = self.frontend.app.url
+        self.session = await self._stack.enter_async_context(aiohttp.ClientSession(self.url))
+
+    async def start(
+        self, *, bundle: ModelBundle | None = None, card: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        self.router = await self.add_router()
+        self.worker = await self.add_worker(bundle=bundle, **(card or {}))
+        await self.add_frontend(**settings)
+        await eventually(lambda: self.frontend.service.health.ready, what="a ready frontend")
+
+    # talking to the frontend
+
+    async def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
+        async with self.session.post(path, json=body, **options) as response:
+            return response.status, await response.json()
+
+    async def chat(self, content: Any = "hi", **fields: Any) -> tuple[int, Any]:
+        return await self.post("/v1/chat/completions", self.body(content, **fields))
+
+    async def stream(self, path: str, body: Any) -> list[Any]:
+        """The events of a stream; "[DONE]" and comments as they are."""
+        async with self.session.post(path, json={**body, "stream": True}) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            return self.parse(await response.text())
+
+    async def chat_stream(self, content: Any = "hi", **fields: Any) -> list[Any]:
+        return await self.stream("/v1/chat/completions", self.body(content, **fields))
+
+    @staticmethod
+    def body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
+        return {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+
+    @staticmethod
+    def parse(text: str) -> list[Any]:
+        events: list[Any] = []
+        for block in text.split("\n\n"):
+            if block.startswith("data: "):
+                data = block.removeprefix("data: ")
+                events.append(data if data == "[DONE]" else json.loads(data))
+            elif block:
+                events.append(block)
+        return events
+
+    @staticmethod
+    def text(events: list[Any], index: int = 0) -> str:
+        """What one choice of a stream says."""
+        choices = [c for e in events if isinstance(e, dict) for c in e.get("choices", ()) if c["index"] == index]
+        return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.frontend.service.metrics.value(name, labels)
+
+
+@pytest.fixture
+async def cluster(nats_server: NatsServer, namespace: str) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        yield Cluster(nats_server.url, namespace, stack)

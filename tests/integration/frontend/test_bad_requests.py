@@ -1,0 +1,154 @@
+"""Bad input gets the right status and an error body in the API's shape, and touches nobody else."""
+
+import gzip
+import zlib
+from typing import Any
+
+import pytest
+
+CHAT = "/v1/chat/completions"
+GOOD = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+
+
+async def send(cluster: Any, body: bytes, path: str = CHAT, **headers: str) -> tuple[int, Any]:
+    async with cluster.session.post(path, data=body, headers=headers) as response:
+        assert response.content_type == "application/json"
+        return response.status, await response.json()
+
+
+def assert_error_shape(body: Any) -> None:
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{", 400, "invalid_json", None),
+        (b"", 400, "invalid_json", None),
+        (b'{"model":"\xff"}', 400, "invalid_utf8", None),
+        (GOOD[:-1] + b',"temperature":"hot"}', 400, "invalid_value", "temperature"),
+        (GOOD[:-1] + b',"n":0}', 400, "invalid_value", "n"),
+        (GOOD[:-1] + b',"n":65}', 400, "too_many", "n"),
+        (b'{"model":"m"}', 400, "missing_required_parameter", "messages"),
+        (b'{"model":"m","messages":[]}', 400, "invalid_value", "messages"),
+        (GOOD.replace(b'"m"', b'"nobody"'), 404, "model_not_found", "model"),
+        (GOOD.replace(b"hi", b"x" * 600), 400, "context_length_exceeded", "messages"),
+        (GOOD[:-1] + b',"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, "nesting_too_deep", None),
+        (GOOD[:-1] + b',"chat_template_kwargs":{"x":' + b"[" * 300 + b"]" * 300 + b"}}", None, None, None),
+        (GOOD[:-1] + b',"tool_choice":"required"}', 400, None, "tool_choice"),
+        (
+            GOOD[:-1] + b',"continue_final_message":true,"messages":[{"role":"user","content":""}]}',
+            400,
+            "template_error",
+            "messages",
+        ),
+    ],
+)
+async def test_a_bad_body_is_refused(
+    cluster: Any, body: bytes, status: int | None, code: str | None, param: str | None
+) -> None:
+    await cluster.start()
+    got, answer = await send(cluster, body)
+    if status is not None:
+        assert (got, answer["error"]["code"], answer["error"]["param"]) == (status, code, param)
+        assert_error_shape(answer)
+        assert not cluster.router.requests
+    else:
+        assert got in (200, 400)
+
+
+async def test_half_an_emoji_is_no_reason_to_refuse(cluster: Any) -> None:
+    await cluster.start()
+    status, _ = await send(cluster, GOOD.replace(b"hi", rb"hi \ud83d"))
+    assert status == 200
+
+
+async def test_a_body_at_the_limit_passes_and_one_over_it_is_413(cluster: Any) -> None:
+    await cluster.start(max_body_bytes=100)
+    assert (await send(cluster, GOOD.ljust(100)))[0] == 200
+    status, body = await send(cluster, GOOD.ljust(101))
+    assert (status, body["error"]["code"]) == (413, "request_too_large")
+    assert_error_shape(body)
+    assert cluster.metric("requests_refused_total", limit="body_bytes") == 1
+
+
+async def test_a_body_of_unknown_length_is_limited_too(cluster: Any) -> None:
+    await cluster.start(max_body_bytes=100)
+
+    async def pieces() -> Any:
+        for _ in range(50):
+            yield b" " * 10
+
+    async with cluster.session.post(CHAT, data=pieces()) as response:
+        assert response.status == 413
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_packed_bodies_are_unpacked_within_the_limit(cluster: Any, encoding: str, pack: Any) -> None:
+    await cluster.start(max_body_bytes=1000)
+    assert (await send(cluster, pack(GOOD), **{"Content-Encoding": encoding}))[0] == 200
+    status, body = await send(cluster, pack(GOOD.ljust(1_000_000)), **{"Content-Encoding": encoding})
+    assert (status, body["error"]["code"]) == (413, "request_too_large")
+    for broken in (b"garbage", pack(GOOD)[:-5]):
+        status, body = await send(cluster, broken, **{"Content-Encoding": encoding})
+        assert (status, body["error"]["code"]) == (400, "invalid_encoding")
+
+
+async def test_an_unknown_encoding_is_415(cluster: Any) -> None:
+    await cluster.start()
+    status, body = await send(cluster, GOOD, **{"Content-Encoding": "zstd"})
+    assert (status, body["error"]["code"]) == (415, "unsupported_encoding")
+
+
+async def test_too_many_messages_and_tools_are_refused(cluster: Any) -> None:
+    await cluster.start(max_messages=2, max_tools=1)
+    message = {"role": "user", "content": "x"}
+    tool = {"type": "function", "function": {"name": "f"}}
+    for fields, param in (({"messages": [message] * 3}, "messages"), ({"tools": [tool] * 2}, "tools")):
+        status, body = await cluster.chat(**fields)
+        assert (status, body["error"]["code"], body["error"]["param"]) == (400, "too_many", param)
+    assert (await cluster.chat(messages=[message] * 2, tools=[tool]))[0] == 200
+
+
+async def test_paths_and_methods_that_do_not_exist_are_told_in_the_same_shape(cluster: Any) -> None:
+    await cluster.start()
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405)):
+        async with cluster.session.request(method, path) as response:
+            assert response.status == status
+            assert_error_shape(await response.json())
+
+
+async def test_the_key_is_asked_for_where_one_is_set(cluster: Any) -> None:
+    await cluster.start(api_key="sk-one, sk-two")
+    for headers, code in (({}, "missing_api_key"), ({"Authorization": "Bearer wrong"}, "invalid_api_key")):
+        status, body = await send(cluster, GOOD, **headers)
+        assert (status, body["error"]["code"]) == (401, code)
+        assert_error_shape(body)
+    assert (await send(cluster, GOOD, Authorization="Bearer sk-two"))[0] == 200
+    async with cluster.session.get("/v1/models") as response:
+        assert response.status == 401
+    for path in ("/livez", "/readyz", "/metrics"):
+        async with cluster.session.get(path) as response:
+            assert response.status == 200
+
+
+async def test_a_refusal_of_the_template_is_the_clients_fault(cluster: Any) -> None:
+    from kvbus_tokenizers import byte_level_bundle
+
+    template = "{% if messages[0].role != 'system' %}{{ raise_exception('a system message comes first') }}{% endif %}"
+    await cluster.start(bundle=byte_level_bundle(chat_template=template))
+    status, body = await cluster.chat()
+    assert (status, body["error"]["code"]) == (400, "template_error")
+    assert "a system message comes first" in body["error"]["message"]
+
+
+async def test_a_model_without_a_template_says_so(cluster: Any) -> None:
+    from kvbus_tokenizers import ModelBundle, byte_level_bundle
+
+    files = {k: v for k, v in byte_level_bundle().files.items() if k != "chat_template.jinja"}
+    await cluster.start(bundle=ModelBundle(files))
+    status, body = await cluster.chat()
+    assert (status, body["error"]["code"]) == (400, "no_chat_template")
+    assert (await cluster.post("/v1/completions", {"model": "m", "prompt": "x"}))[0] == 200

@@ -1,0 +1,131 @@
+"""Models appear and disappear with their workers; tokenize and detokenize."""
+
+from typing import Any
+
+import pytest
+
+from kvbus_runtime.objects import ObjectStore
+from kvbus_testkit.timing import eventually
+from kvbus_tokenizers import ModelBundle, bundle_name, byte_level_bundle, pack_bundle
+
+
+async def listed(cluster: Any) -> list[str]:
+    async with cluster.session.get("/v1/models") as response:
+        assert response.status == 200
+        return [model["id"] for model in (await response.json())["data"]]
+
+
+async def test_a_model_is_described_as_the_api_says(cluster: Any) -> None:
+    await cluster.start(card={"name": "org/model-1.5"})
+    async with cluster.session.get("/v1/models") as response:
+        body = await response.json()
+    model = {
+        "id": "org/model-1.5",
+        "object": "model",
+        "created": 1,
+        "owned_by": "kvbus",
+        "root": "org/model-1.5",
+        "max_model_len": 512,
+    }
+    assert body == {"object": "list", "data": [model]}
+    async with cluster.session.get("/v1/models/org/model-1.5") as response:
+        assert await response.json() == model
+    async with cluster.session.get("/v1/models/other") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == "model_not_found"
+
+
+async def test_models_come_and_go_with_their_workers(cluster: Any) -> None:
+    await cluster.start()
+    second = await cluster.add_worker("w2", name="m2")
+    await eventually(lambda: cluster.frontend.app._api.models.get("m2"))
+    assert await listed(cluster) == ["m", "m2"]
+    second.service.stop("test")
+    await eventually(lambda: cluster.frontend.app._api.models.get("m2") is None)
+    assert await listed(cluster) == ["m"]
+
+
+async def test_readiness_needs_a_model_and_a_router(cluster: Any) -> None:
+    await cluster.add_frontend()
+    health = cluster.frontend.service.health
+    assert not health.ready
+    cluster.worker = await cluster.add_worker()
+    await eventually(lambda: health.is_ok("models"))
+    assert not health.ready
+    async with cluster.session.get("/readyz") as response:
+        assert response.status == 503
+    await cluster.add_router()
+    await eventually(lambda: health.ready)
+    async with cluster.session.get("/readyz") as response:
+        assert response.status == 200
+
+
+async def test_a_bundle_that_cannot_be_read_is_tried_again_and_harms_nobody(cluster: Any) -> None:
+    await cluster.start()
+    data = pack_bundle(ModelBundle({**byte_level_bundle().files, "generation_config.json": b"{}"}))
+    await cluster.add_worker("w2", name="broken", bundle=ModelBundle({"tokenizer.json": b"{}"}))
+    await cluster.add_worker("w3", name="late", bundle=None)
+    late = await cluster.add_worker("w4", name="later")
+    await late.register(late_card(cluster, bundle_name(data)))
+    await eventually(lambda: cluster.metric("bundle_loads_total", outcome="failed") >= 2)
+    assert "broken" not in await listed(cluster)
+    await ObjectStore(late.service.bus).put(bundle_name(data), data)
+    await eventually(lambda: cluster.frontend.app._api.models.get("later"))
+    assert await listed(cluster) == ["late", "later", "m"]
+
+
+def late_card(cluster: Any, bundle: str) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(cluster.card, name="later", bundle=bundle)
+
+
+async def test_workers_with_another_card_under_the_same_name_get_nothing(cluster: Any) -> None:
+    await cluster.start()
+    await cluster.add_worker("a-other", fingerprint="other")
+    models = cluster.frontend.app._api.models
+    await eventually(lambda: models.get("m").offer.others)
+    await cluster.chat()
+    assert cluster.router.requests[0].allowed == ("w1",)
+    cluster.worker.service.stop("test")
+    await eventually(lambda: (m := models.get("m")) is not None and m.card.fingerprint == "other")
+
+
+@pytest.mark.parametrize("stop", ["<|im_end|>", "plain"])
+async def test_text_can_be_tokenised_and_back(cluster: Any, stop: str) -> None:
+    await cluster.start()
+    status, body = await cluster.post("/v1/tokenize", {"model": "m", "prompt": f"é{stop}", "return_token_strs": True})
+    assert status == 200
+    assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
+    assert body["max_model_len"] == 512
+    status, back = await cluster.post("/v1/detokenize", {"model": "m", "tokens": body["tokens"]})
+    assert (status, back) == (200, {"prompt": f"é{stop}"})
+
+
+async def test_messages_are_tokenised_as_a_request_would(cluster: Any) -> None:
+    await cluster.start()
+    _, tokenised = await cluster.post("/v1/tokenize", cluster.body("hi"))
+    _, answer = await cluster.chat("hi")
+    assert tokenised["count"] == answer["usage"]["prompt_tokens"]
+
+
+async def test_bad_tokens_and_unknown_models_are_refused(cluster: Any) -> None:
+    await cluster.start()
+    status, body = await cluster.post("/v1/detokenize", {"model": "m", "tokens": [99999]})
+    assert (status, body["error"]["param"]) == (400, "tokens")
+    status, body = await cluster.post("/v1/tokenize", {"model": "x", "prompt": "a"})
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    status, body = await cluster.post("/v1/tokenize", {"model": "m"})
+    assert status == 400
+
+
+async def test_metrics_name_what_happens(cluster: Any) -> None:
+    await cluster.start()
+    await cluster.chat()
+    async with cluster.session.get("/metrics") as response:
+        text = await response.text()
+    for name in (
+        "kvbus_frontend_http_requests_total", "kvbus_frontend_time_to_first_token_seconds_count",
+        "kvbus_frontend_tokens_total", "kvbus_frontend_models_served",
+    ):  # fmt: skip
+        assert name in text
