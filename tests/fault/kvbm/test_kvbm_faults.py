@@ -3,6 +3,8 @@
 import asyncio
 import resource
 import signal
+import sys
+import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +43,12 @@ def state_of(pid: int) -> str:
 
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310
+        text: str = response.read().decode()
+        return text
 
 
 def files(folder: Path) -> list[str]:
@@ -95,6 +103,45 @@ async def test_a_writer_that_is_later_than_lease_and_quarantine_costs_a_miss_and
             assert await other.onboard(["a", "b"]) == []
             assert await other.offload(["a", "b"]) == 2, "the spoilt blocks were dropped and can be stored again"
             assert await other.onboard(["a", "b"]) == [content("a"), content("b")]
+
+
+WRITES_AND_HANGS = """
+import asyncio, sys
+from kvbus_testkit.kvbm import by_hand
+
+async def main(nats_url, namespace):
+    async with by_hand(nats_url, namespace, "worker-doomed", "kvbm-1") as worker:
+        await worker.attach()
+        reserved = await worker.reserve(["a", "b", "c"])
+        worker.slot(reserved.slots[0].index)[:100] = b"x" * 100
+        await worker.offload(["d"], parent="c")
+        print("writing", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_what_a_worker_was_writing_when_it_was_killed_is_never_seen_and_its_slots_come_back(
+    nats_server: NatsServer, namespace: str, tmp_path: Path
+) -> None:
+    with kvbm_process(nats_server.url, namespace, tmp_path, "kvbm-1", "--quarantine-s", "1") as kvbm:
+        url = kvbm.wait_ready()
+        doomed = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", WRITES_AND_HANGS, nats_server.url, namespace), stdout=asyncio.subprocess.PIPE
+        )
+        assert doomed.stdout is not None
+        while await asyncio.wait_for(doomed.stdout.readline(), 30) != b"writing\n":
+            pass
+        doomed.kill()
+        await doomed.wait()
+        async with by_hand(nats_server.url, namespace, "worker-b", "kvbm-1") as worker:
+            attached = await worker.attach()
+            assert await worker.onboard(["a", "b", "c", "d"]) == []
+            free = f'kvbus_kvbm_slots{{model="tiny",pool="{attached.pool_id}",state="free"}} {attached.slots}.0'
+            await eventually(lambda: free in page(url + "/metrics"), what="all slots free again")
+            assert await worker.offload(["a", "b", "c", "d"]) == 4
+            assert await worker.onboard(["a", "b", "c", "d"]) == [content(name) for name in "abcd"]
 
 
 async def test_a_kvbm_that_was_stopped_for_a_while_ends_the_leases_that_ran_out(
