@@ -42,6 +42,9 @@ class FastBackend:
             self._native: Any = Tokenizer.from_json_str(tokenizer_json)
         except ValueError as error:
             raise TokenizerUnsupported(f"fastokens cannot load the tokenizer: {error}") from error
+        # Files may carry the limits of a training run; a prompt is never cut or padded.
+        self._native.no_truncation()
+        self._native.no_padding()
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,85 @@
+"""One behaviour for every tokenizer library behind the Backend Protocol."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from kvbus_tokenizers.backends import Backend, FastBackend, HfBackend
+
+SPECIAL, MARKER = "<|end|>", "<tool>"
+CORPUS = ["def f(x):\n    return x + 1  # naïve café 日本語 🎉\n", "Hello world, hello there.\n\n\n"] * 4
+
+
+def trained() -> str:
+    native = Tokenizer(models.BPE())
+    native.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    native.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=[SPECIAL], initial_alphabet=alphabet, show_progress=False
+    )
+    native.train_from_iterator(CORPUS, trainer)
+    native.post_processor = processors.TemplateProcessing(single=f"{SPECIAL} $A", special_tokens=[(SPECIAL, 0)])
+    model = json.loads(native.to_str())
+    model["added_tokens"].append({**model["added_tokens"][0], "id": len(model["model"]["vocab"]), "content": MARKER, "special": False})
+    # Limits in the file are for training: prompts are never cut or padded.
+    model["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    return json.dumps(model)
+
+
+MODEL = trained()
+MARKER_ID = int(json.loads(MODEL)["added_tokens"][-1]["id"])
+BACKENDS: list[Callable[[str], Backend]] = [FastBackend, HfBackend]
+every_backend = pytest.mark.parametrize("make", BACKENDS)
+
+
+@every_backend
+def test_the_vocabulary_size_includes_added_tokens(make: Callable[[str], Backend]) -> None:
+    assert make(MODEL).vocab_size == MARKER_ID + 1
+
+
+@every_backend
+def test_plain_text_matches_markers_but_no_special_tokens(make: Callable[[str], Backend]) -> None:
+    special, marker = make(MODEL).encode_plain([f"a{SPECIAL}", f"a{MARKER}b"])
+    assert 0 not in special
+    assert MARKER_ID in marker
+
+
+@every_backend
+def test_literal_text_matches_nothing_at_all(make: Callable[[str], Backend]) -> None:
+    ids = make(MODEL).encode_literal(f"{SPECIAL}{MARKER}")
+    assert 0 not in ids
+    assert MARKER_ID not in ids
+
+
+@every_backend
+def test_long_text_is_not_cut(make: Callable[[str], Backend]) -> None:
+    [ids] = make(MODEL).encode_plain(["word " * 100])
+    assert len(ids) > 100
+
+
+@every_backend
+def test_the_post_processor_is_told_apart_from_the_text(make: Callable[[str], Backend]) -> None:
+    assert make(MODEL).affixes() == ([0], [])
+
+
+@every_backend
+def test_spellings_of_tokens_are_those_of_the_vocabulary(make: Callable[[str], Backend]) -> None:
+    backend = make(MODEL)
+    assert backend.id_to_token(0) == SPECIAL
+    assert backend.id_to_token(10_000) is None
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+@settings(deadline=None)
+def test_all_backends_give_the_same_ids(text: str) -> None:
+    fast, other = FAST_AND_HF
+    assert fast.encode_plain([text, text + MARKER]) == other.encode_plain([text, text + MARKER])
+    assert fast.encode_literal(text) == other.encode_literal(text)
+
+
+FAST_AND_HF = FastBackend(MODEL), HfBackend(MODEL)
