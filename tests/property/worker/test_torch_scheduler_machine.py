@@ -1,0 +1,125 @@
+"""The torch engine's scheduler against random arrivals, cancellations and shortage, with a stand-in for the computation."""
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvbus_blocks.keys import ROOT, chain_keys
+from kvbus_wire.request import Sampling, Stopping
+from kvbus_worker.engines.base import BlocksRemoved, BlocksStored, EngineRequest
+from kvbus_worker.engines.torch.block_pool import BlockPool
+from kvbus_worker.engines.torch.scheduler import Limits, Scheduler
+from kvbus_worker.engines.torch.sequence import StopRule, TokenSequence
+
+SIZE, BLOCKS = 4, 10
+CONTEXT = SIZE * BLOCKS
+DOMAIN = b"d" * 32
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Each slot of the model's cache holds the token prefix whose KV was last computed into it, so wrong reuse is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(BLOCKS)
+        self.limits = Limits(block_size=SIZE, max_num_seqs=3, max_batched_tokens=7)
+        self.scheduler = Scheduler(self.limits, self.pool)
+        self.rule = StopRule((), CONTEXT)
+        # what the cache's slots hold: the tokens whose KV was computed into them
+        self.slots: dict[int, tuple[int, ...]] = {}
+        self.known: dict[bytes, bytes] = {}
+        self.arrivals = 0
+
+    @rule(
+        stem=st.integers(0, 2),
+        length=st.integers(1, CONTEXT - 1),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 2),
+    )
+    def submit(self, stem: int, length: int, max_tokens: int, priority: int) -> None:
+        tokens = [stem * 7 % 5 + (i if i < 9 else i * stem) for i in range(length)]
+        self.arrivals += 1
+        request = EngineRequest(
+            request_id=str(self.arrivals),
+            tokens=tokens,
+            domain_key=DOMAIN,
+            sampling=Sampling(),
+            stopping=Stopping(max_tokens=max_tokens),
+            priority=priority,
+        )
+        self.scheduler.add(TokenSequence(request, self.rule, SIZE, self.arrivals, 0.0))
+
+    @rule(choice=st.randoms(use_true_random=False))
+    def cancel(self, choice: random.Random) -> None:
+        sequences = self.scheduler.sequences()
+        if sequences:
+            self.scheduler.remove(choice.choice(sequences))
+
+    @rule()
+    def step(self) -> None:
+        if self.scheduler.has_work:
+            self._step()
+
+    @rule()
+    def run_dry(self) -> None:
+        """Everything finishes in a number of steps that its work and its preemptions explain: no circle of waiting."""
+        steps = 0
+        while self.scheduler.has_work:
+            self._step()
+            steps += 1
+            assert steps < 10_000
+
+    def _step(self) -> None:
+        chunks = self.scheduler.plan(0.0)
+        assert chunks, "a step without work"
+        assert sum(chunk.count for chunk in chunks) <= self.limits.max_batched_tokens
+        for chunk in chunks:
+            sequence = chunk.sequence
+            assert chunk.start == sequence.computed
+            assert chunk.samples == (chunk.start + chunk.count == len(sequence.tokens))
+            self._check_context(sequence, chunk.start)
+            for position in range(chunk.start, chunk.start + chunk.count):
+                slot = sequence.table[position // SIZE] * SIZE + position % SIZE
+                self.slots[slot] = tuple(sequence.tokens[: position + 1])
+        for chunk in chunks:
+            self.scheduler.computed(chunk)
+            if chunk.samples:
+                chunk.sequence.append(len(chunk.sequence.tokens) % 3, 0.0)
+                if chunk.sequence.is_full():
+                    self.scheduler.remove(chunk.sequence)
+        self._follow_events()
+
+    def _check_context(self, sequence: TokenSequence, end: int) -> None:
+        for position in range(end):
+            slot = sequence.table[position // SIZE] * SIZE + position % SIZE
+            assert self.slots[slot] == tuple(sequence.tokens[: position + 1]), "reads KV of other tokens"
+
+    def _follow_events(self) -> None:
+        for event in self.pool.take_events():
+            match event:
+                case BlocksStored(parent, keys, tokens):
+                    for key, packed in zip(keys, tokens, strict=True):
+                        assert parent == ROOT or parent in self.known
+                        assert chain_keys(DOMAIN, packed, SIZE, parent) == [key]
+                        assert key not in self.known
+                        self.known[key] = parent
+                        parent = key
+                case BlocksRemoved(keys):
+                    for key in keys:
+                        del self.known[key]
+                        assert key not in self.known.values(), "removed before its children"
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        self.scheduler.check_integrity()
+        self._follow_events()
+        assert all(self.pool.contains(key) for key in self.known)
+        if not self.scheduler.has_work:
+            assert self.pool.used == 0
+            assert self.scheduler.waiting_tokens == 0
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestScheduler = SchedulerMachine.TestCase
