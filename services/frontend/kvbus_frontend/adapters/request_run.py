@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any
 
@@ -72,30 +72,25 @@ class RequestRun:
 
         Raise ApiError when a choice has failed and all that came before is taken.
         """
-        if not self._buffer and self._open and self._error is None:
-            self._news.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._news.wait()
-            except TimeoutError:
-                return []
+        await self._wait(lambda: bool(self._buffer), timeout_s)
         if self._error is not None and not self._buffer:
             raise self._error
         return self._buffer.take()
 
-    async def wait_begun(self, timeout_s: float) -> bool:
+    async def wait_begun(self, timeout_s: float) -> None:
         """Wait until an engine has begun, or something has come or failed. Raise ApiError as `take` does."""
-        end = asyncio.get_running_loop().time() + timeout_s
-        while not (self.begun or self._buffer or self._error is not None or self.is_over):
-            self._news.clear()
-            try:
-                async with asyncio.timeout_at(end):
-                    await self._news.wait()
-            except TimeoutError:
-                return False
+        await self._wait(lambda: self.begun or bool(self._buffer), timeout_s)
         if self._error is not None and not self._buffer:
             raise self._error
-        return True
+
+    async def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Until it is ready, all is over, or the time is up. News alone mean nothing: tokens may bring no text yet."""
+        end = asyncio.get_running_loop().time() + timeout_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
+                while not (ready() or self._error is not None or self.is_over):
+                    self._news.clear()
+                    await self._news.wait()
 
     @property
     def is_over(self) -> bool:
@@ -186,9 +181,14 @@ class RequestRun:
             raise
 
     def _fail(self, error: ApiError) -> None:
-        if self._error is None:
-            self._error = error
-            self._reason = "failed" if self._reason == "abandoned" else self._reason
+        """One failure ends all choices; the first one is told."""
+        if self._error is not None:
+            return
+        self._error = error
+        self._reason = "failed" if self._reason == "abandoned" else self._reason
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
 
     def _cancel_reason(self) -> str:
         """Asked while the generation is torn down, so before the reason has come out as an exception."""
