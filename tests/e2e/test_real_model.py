@@ -22,19 +22,17 @@ def test_the_printed_curl_line_streams_the_right_answer(system: KvbusUp) -> None
     assert "Paris" in answer.text
 
 
-def test_the_second_turn_is_cached_and_knows_the_first(system: KvbusUp) -> None:
-    first_turn = [
-        {
-            "role": "user",
-            "content": "My name is Ada and I like the sea, ships and harbours. What is the capital of France?",
-        }
-    ]
-    first = system.stream(first_turn, max_tokens=48, temperature=0)
+def test_the_second_turn_reuses_every_full_block_of_the_first(system: KvbusUp) -> None:
+    question = (
+        "Which of these cities is the capital of France: Lyon, Marseille, Paris, Nice? Answer in one short sentence."
+    )
+    first_turn = [{"role": "user", "content": question}]
+    first = system.stream(first_turn, max_tokens=24, temperature=0)
     second = system.stream(
-        [*first_turn, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And of Italy?"}],
-        max_tokens=32,
+        [*first_turn, {"role": "assistant", "content": first.text}, {"role": "user", "content": "Thank you!"}],
+        max_tokens=8,
         temperature=0,
     )
-    assert "Rome" in second.text
+    assert second.text
     cached = second.usage["prompt_tokens_details"]["cached_tokens"]
     assert cached >= first.usage["prompt_tokens"] // 16 * 16

@@ -19,7 +19,7 @@ from kvbus_cli.up.status import SystemStatus
 
 def curl_line(url: str, model: str) -> str:
     content = '[{"role": "user", "content": "What is the capital of France?"}]'
-    body = f'{{"model": {json.dumps(model)}, "stream": true, "messages": {content}}}'
+    body = f'{{"model": {json.dumps(model)}, "stream": true, "temperature": 0, "messages": {content}}}'
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 

@@ -105,8 +105,8 @@ class System:
         if not self._over.is_set():
             models = await asyncio.to_thread(model_names, self._status.url)
             self._status = msgspec.structs.replace(self._status, models=models)
-            self._write("ready")
             self._reporter.system_ready(self._status, time.monotonic() - begun)
+            self._write("ready")
 
     async def _wait_until_ready(self, begun: float) -> None:
         """All processes, and the HTTP API as its users see it."""
