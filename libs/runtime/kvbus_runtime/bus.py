@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from kvbus_runtime.errors import PayloadTooLarge, RequestFailed
-from kvbus_runtime.link import Link
+from kvbus_runtime.link import Link, barrier
 from kvbus_runtime.log import get_logger
 from kvbus_runtime.metrics import Metrics
 from kvbus_runtime.parts import HEADER_PART, PartLimits, part_headers, split
@@ -165,7 +165,7 @@ class Bus:
                 for entry in missing:
                     await self._put_up(client, entry)
                 # A round trip: when it is back, the server knows these subscriptions (and others may have been added meanwhile).
-                await client.flush(timeout=5)
+                await barrier(client, timeout_s=5)
         except BaseException:
             self._forget_live()
             raise
@@ -214,7 +214,7 @@ class Bus:
         """Everything published so far has reached the server; returns at once when the bus is away."""
         if self._client is not None:
             with suppress(nats.errors.Error, OSError, TimeoutError):
-                await self._client.flush(timeout=5)
+                await barrier(self._client, timeout_s=5)
 
     # publishing
 
@@ -466,7 +466,7 @@ class Bus:
             # A connection that breaks here is no failure: the reconnect subscribes again.
             with suppress(nats.errors.ConnectionClosedError, OSError, RuntimeError, TimeoutError):
                 await self._put_up(client, entry)
-                await client.flush(timeout=5)
+                await barrier(client, timeout_s=5)
         return number
 
     async def _put_up(self, client: Client, entry: _Entry) -> None:

@@ -160,13 +160,14 @@ class Registration:
         if found is None:
             self._revision = 0
             return
+        if not found.is_marker and found.data:
+            with suppress(DecodeFailed):
+                holder: InstanceRecord = _decoder.decode(found.data)
+                if holder.incarnation > record.incarnation:
+                    # The key is theirs from now on: the revision stays the old one, so that `remove` cannot delete it.
+                    self._record = None
+                    raise Superseded(record.instance_id, record.incarnation, holder.incarnation)
         self._revision = found.seq
-        if found.is_marker or not found.data:
-            return
-        with suppress(DecodeFailed):
-            holder: InstanceRecord = _decoder.decode(found.data)
-            if holder.incarnation > record.incarnation:
-                raise Superseded(record.instance_id, record.incarnation, holder.incarnation)
 
 
 class _Known(msgspec.Struct):

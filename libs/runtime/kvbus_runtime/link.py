@@ -209,8 +209,17 @@ class Link:
         client = self._client
         if client is not None:
             with suppress(nats.errors.Error, OSError, TimeoutError):
-                await client.flush(timeout=2)
+                await barrier(client, timeout_s=2)
             await self._discard(client)
+
+
+async def barrier(client: Client, *, timeout_s: int) -> None:
+    """The server has handled everything that was sent before. Raise nats.errors.Error.
+
+    Twice, because nats-py writes the PING of a flush at once, ahead of commands (a SUB, say) that still wait for its flusher.
+    """
+    await client.flush(timeout=timeout_s)
+    await client.flush(timeout=timeout_s)
 
 
 def check_version(client: Client) -> None:

@@ -61,7 +61,7 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: Annotated[float, Flag("how long requests in flight may go on after SIGTERM")] = 30.0
     lease_ttl_s: Annotated[int, Flag("an instance that is silent this long counts as gone")] = 5
     kv_event_encoding: Annotated[str, Flag("form of the KV events on the bus", choices=("msgpack", "json"))] = "msgpack"
-    kv_stream_max_bytes: Annotated[int, Flag("size limit of the stream of KV events")] = 1 << 30
+    kv_stream_max_bytes: Annotated[int, Flag("size limit of the stream of KV events (reserved on the bus)")] = 256 << 20
     kv_stream_max_age_s: Annotated[float, Flag("age limit of the stream of KV events")] = 86_400.0
     stream_replicas: Annotated[int, Flag("copies of streams and buckets in a NATS cluster")] = 1
     max_message_bytes: Annotated[int, Flag("limit of a message that is sent in parts")] = 64 << 20
