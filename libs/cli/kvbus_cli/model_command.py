@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,12 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("list", help="names of the models and whether they are prepared")
     get = verbs.add_parser("get", help="fetch and convert a model once; prints its folder")
     get.add_argument("name", choices=sorted(MODELS))
+    get.add_argument("--link", type=Path, default=None, metavar="PATH", help="make PATH a symbolic link to the folder")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
-    return _list() if arguments.verb == "list" else _get(arguments.name)
+    return _list() if arguments.verb == "list" else _get(arguments.name, arguments.link)
 
 
 def _folder(name: str) -> Path:
@@ -63,7 +65,7 @@ def _list() -> int:
     return 0
 
 
-def _get(name: str) -> int:
+def _get(name: str, link: Path | None) -> int:
     """The folder goes to stdout, the progress to stderr."""
     errors = importlib.import_module("kvbus_worker.models.errors")
     console = Console(stderr=True)
@@ -72,11 +74,22 @@ def _get(name: str) -> int:
     try:
         with _Bars(console) as bars:
             folder: Path = MODELS[name].load().prepare(models_dir(), bars.update)
+        if link is not None:
+            _link(link, folder)
     except (errors.ModelError, OSError) as error:
         print(f"kvbus model: {error}", file=sys.stderr)
         return 1
     print(folder)
     return 0
+
+
+def _link(link: Path, folder: Path) -> None:
+    """Replaced in one step, so that a reader never finds nothing. Raise OSError (also when PATH is no link)."""
+    if link.exists() and not link.is_symlink():
+        raise FileExistsError(f"{link} exists and is no symbolic link")
+    temporary = link.with_name(f"{link.name}.{os.getpid()}")
+    temporary.symlink_to(folder)
+    temporary.replace(link)
 
 
 class _Bars:
