@@ -20,6 +20,7 @@ from kvbus_testkit.timing import eventually
 from kvbus_tokenizers import ModelBundle, bundle_name, byte_level_bundle, pack_bundle
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, StepFrame, TokenLogprob, Usage
+from kvbus_wire.message import encode
 from kvbus_wire.packing import TOKEN_BYTES, pack_tokens
 from kvbus_wire.records import ModelCard, WorkerRecord
 from kvbus_wire.router import Placement, Progress, RouteRequest
@@ -75,7 +76,7 @@ class FakeWorker:
         self.answer: Callable[[Generate], Accepted | NeedTokens] = lambda m: Accepted(
             request_id=m.request_id, incarnation=service.incarnation
         )
-        self._seq: dict[str, int] = {}
+        self._sent: dict[str, list[StepFrame]] = {}
         self._cancelled = asyncio.Event()
 
     @staticmethod
@@ -110,15 +111,19 @@ class FakeWorker:
             self.cancels.append(message)
             self._cancelled.set()
             return Done()
-        return ReplayedSteps(frames=())
+        sent = self._sent.get(message.frontend_id, [])
+        return ReplayedSteps(frames=tuple(encode(frame) for frame in sent[message.first_seq - 1 : message.last_seq]))
 
     async def cancelled(self) -> None:
         """Wait for a Cancel."""
         await self._cancelled.wait()
 
     async def send(self, message: Generate, **parts: Any) -> None:
-        seq = self._seq[message.frontend_id] = self._seq.get(message.frontend_id, 0) + 1
-        frame = StepFrame(worker_id=self.service.instance_id, incarnation=self.service.incarnation, seq=seq, **parts)
+        sent = self._sent.setdefault(message.frontend_id, [])
+        frame = StepFrame(
+            worker_id=self.service.instance_id, incarnation=self.service.incarnation, seq=len(sent) + 1, **parts
+        )
+        sent.append(frame)
         await self.service.bus.publish(self.service.bus.subjects.steps(message.frontend_id), frame)
 
     async def drain(self, reason: str) -> None: ...
@@ -282,3 +287,11 @@ class Cluster:
 async def cluster(nats_server: NatsServer, namespace: str) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         yield Cluster(nats_server.url, namespace, stack)
+
+
+@pytest.fixture
+async def own_bus_cluster(namespace: str) -> AsyncIterator[tuple[NatsServer, Cluster]]:
+    """For tests that disturb the bus."""
+    with NatsServer() as server:
+        async with AsyncExitStack() as stack:
+            yield server, Cluster(server.url, namespace, stack)

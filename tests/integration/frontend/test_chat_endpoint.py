@@ -287,6 +287,7 @@ async def test_a_character_split_over_frames_arrives_whole(cluster: Any) -> None
 
     cluster.worker.play = play
     events = await cluster.chat_stream()
+    assert all(isinstance(event, dict) for event in events[:-1]), "tokens without text are no silence"
     deltas = [c["choices"][0]["delta"].get("content", "") for c in events[:-1]]
     assert "".join(deltas) == "🎉é"
     assert all("\ufffd" not in delta for delta in deltas)

@@ -146,6 +146,21 @@ async def test_an_error_in_mid_stream_is_an_event_and_ends_the_stream(cluster: A
     assert events[-1] == {"error": {"message": "it broke", "type": "server_error", "param": None, "code": "internal"}}
 
 
+async def test_one_failed_choice_ends_the_others(cluster: Any) -> None:
+    await cluster.start()
+
+    async def play(output: Any) -> None:
+        await output.started()
+        if output.message.request_id.endswith("-1"):
+            await output.end("error", error=ErrorReply(code=ErrorCode.INTERNAL, message="it broke"))
+
+    cluster.worker.play = play
+    status, body = await cluster.chat(n=2)
+    assert (status, body["error"]["message"]) == (500, "it broke")
+    await eventually(lambda: cluster.worker.cancels)
+    assert (cluster.worker.cancels[0].request_id[-2:], cluster.worker.cancels[0].reason) == ("-0", "failed")
+
+
 async def test_a_client_that_leaves_ends_the_work(cluster: Any) -> None:
     await cluster.start()
 
