@@ -57,6 +57,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     offload_repair_s: Annotated[float, Flag("least time between whole chains offered to a kvbm that lost a part")] = 5.0
     onboard_timeout_s: Annotated[float, Flag("onboarding that takes longer is given up: recompute")] = 5.0
     onboard_batch_blocks: Annotated[int, Flag("blocks copied and imported at once")] = 64
+    onboard_max_blocks: Annotated[int, Flag("blocks onboarded for one request")] = 16_384
     onboard_min_blocks: Annotated[int, Flag("shorter runs are not worth asking for")] = 1
     onboard_parallel: Annotated[int, Flag("requests that onboard at once; more recompute")] = 8
 
@@ -75,6 +76,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "offload_batch_blocks",
             "onboard_batch_blocks",
             "onboard_min_blocks",
+            "onboard_max_blocks",
             "onboard_parallel",
             "mock_speedup",
             "mock_prefill_tokens_per_s",

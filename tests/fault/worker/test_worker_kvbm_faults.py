@@ -164,6 +164,7 @@ class Client:
             onboard_timeout_s=0.5,
             onboard_batch_blocks=3,
             onboard_min_blocks=1,
+            onboard_max_blocks=SLOTS,
             onboard_parallel=1,
             offload_repair_s=0.01,
         )

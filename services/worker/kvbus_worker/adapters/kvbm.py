@@ -33,6 +33,7 @@ class KvbmLimits(msgspec.Struct, frozen=True, kw_only=True):
     onboard_timeout_s: float
     onboard_batch_blocks: int
     onboard_min_blocks: int
+    onboard_max_blocks: int
     onboard_parallel: int
     offload_repair_s: float
 
@@ -126,11 +127,12 @@ class Kvbm:
         loop = asyncio.get_running_loop()
         have = self._engine.cached_blocks(keys)
         asked_at = loop.time()
-        request = PinBlocks(pool_id=pool.pool_id, instance_id=self._instance_id, keys=pack_keys(keys[have:]))
+        asked = keys[have : have + self._limits.onboard_max_blocks]
+        request = PinBlocks(pool_id=pool.pool_id, instance_id=self._instance_id, keys=pack_keys(asked))
         pinned: PinnedBlocks = await self._ask(pool, request, PinnedBlocks)
         if not pinned.lease_id:
             return
-        wanted = keys[have : have + len(pinned.slots)]
+        wanted = asked[: len(pinned.slots)]
         self._importing.update(wanted)
         try:
             # Counted from before the request: kvbm's lease began later, so it ends later than this.

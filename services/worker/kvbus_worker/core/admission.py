@@ -127,8 +127,6 @@ def _check_length(message: Generate, total: int, limits: ModelLimits) -> None:
         )
     if not 0 <= message.resumed < total:
         raise EngineError(ErrorCode.INVALID_REQUEST, "resumed is not within the tokens", param="resumed")
-    if message.resumed >= message.stopping.max_tokens:
-        raise EngineError(ErrorCode.INVALID_REQUEST, "no output is left to make", param="resumed")
 
 
 def _resolve(message: Generate, store: TokenStore, domain_key: bytes) -> Prefix:

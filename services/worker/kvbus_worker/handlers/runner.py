@@ -13,7 +13,16 @@ from kvbus_worker.engines.base import Engine, EngineRequest
 
 
 class StepOutbox(Protocol):
-    """Where a frontend's share of a step goes."""
+    """Where a frontend's share of a step goes: `kvbus_runtime.streams.sender.StepSender`."""
+
+    def open(self, request_id: str, frontend_id: str) -> None:
+        """The request is accepted: its frontend hears heartbeats from now on."""
+
+    def discard(self, request_id: str, frontend_id: str) -> None:
+        """It ends without a terminal event."""
+
+    def forget(self, frontend_id: str) -> None:
+        """The frontend is gone."""
 
     def add_started(self, frontend_id: str, started: Started) -> None: ...
 
@@ -59,6 +68,7 @@ class RequestRunner:
         remaining_s = max(deadline_ms / 1000 - time.time(), 0.0)
         self._timers[request.request_id] = loop.call_later(remaining_s, self._deadline_passed, request.request_id)
         self._idle.clear()
+        self._outbox.open(request.request_id, request.frontend_id)
         self._note_counts()
 
     def submit(self, request: OpenRequest, engine_request: EngineRequest) -> None:
@@ -70,6 +80,7 @@ class RequestRunner:
     def reject(self, request: OpenRequest) -> None:
         """Forget a request that was opened and never accepted."""
         self._table.discard(request.request_id)
+        self._outbox.discard(request.request_id, request.frontend_id)
         self._closed(request.request_id)
 
     def end(self, request_id: str, verdict: ErrorReply | None) -> None:
@@ -96,6 +107,7 @@ class RequestRunner:
         for request in self._table.of_frontend(frontend_id):
             self._log.info("request_abandoned", request=request.request_id, frontend=frontend_id)
             self.end(request.request_id, None)
+        self._outbox.forget(frontend_id)
 
     def end_all_now(self, verdict: ErrorReply) -> None:
         for request in self._table:
