@@ -101,7 +101,8 @@ async def test_a_writer_that_is_later_than_lease_and_quarantine_costs_a_miss_and
                 try:
                     return await other.offload(["a", "b"]) == 2
                 except RequestFailed as failure:
-                    assert failure.code is ErrorCode.GONE, "only a slow machine may lose the lease"
+                    if failure.code is not ErrorCode.GONE:  # a slow machine may lose the lease
+                        raise
                     return False
 
             stored: Callable[[], Any] = store
