@@ -37,6 +37,9 @@ _TYPES = {
 }
 
 
+MAX_MESSAGE_CHARS = 1000
+
+
 class ApiError(Exception):
     """``status``: of the HTTP response; ``code``: stable; ``param``: the field at fault; ``retry_after_s``: not before that."""
 
@@ -50,6 +53,8 @@ class ApiError(Exception):
         error_type: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        if len(message) > MAX_MESSAGE_CHARS:  # it may quote the request
+            message = message[:MAX_MESSAGE_CHARS] + "..."
         super().__init__(message)
         self.status = status
         self.message = message

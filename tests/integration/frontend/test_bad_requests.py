@@ -1,10 +1,14 @@
 """Bad input gets the right status and an error body in the API's shape, and touches nobody else."""
 
+import asyncio
 import gzip
 import zlib
 from typing import Any
 
 import pytest
+import yarl
+
+from kvbus_testkit.timing import eventually
 
 CHAT = "/v1/chat/completions"
 GOOD = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
@@ -152,3 +156,37 @@ async def test_a_model_without_a_template_says_so(cluster: Any) -> None:
     status, body = await cluster.chat()
     assert (status, body["error"]["code"]) == (400, "no_chat_template")
     assert (await cluster.post("/v1/completions", {"model": "m", "prompt": "x"}))[0] == 200
+
+
+async def test_a_body_that_breaks_off_or_is_badly_framed_harms_nobody(cluster: Any) -> None:
+    await cluster.start()
+    url = yarl.URL(cluster.url)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    for rest in (b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n"):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(head + rest)
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+    await eventually(lambda: cluster.metric("requests_in_flight") == 0)
+    assert cluster.metric("http_requests_total", api="chat", status="500") == 0
+    assert (await cluster.chat())[0] == 200
+
+
+async def test_an_error_does_not_repeat_a_huge_request(cluster: Any) -> None:
+    await cluster.start()
+    status, body = await cluster.chat(model="x" * 1_000_000)
+    assert status == 404
+    assert len(body["error"]["message"]) < 2000
+
+
+async def test_a_body_that_stops_coming_is_408(cluster: Any) -> None:
+    await cluster.start(body_timeout_s=0.05)
+    never = asyncio.Event()
+
+    async def pieces() -> Any:
+        yield b"{"
+        await never.wait()
+
+    async with cluster.session.post(CHAT, data=pieces()) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (408, "body_timeout")

@@ -229,7 +229,10 @@ async def test_length_and_stop_tokens_are_told_apart(cluster: Any) -> None:
 
     cluster.worker.play = stop_token
     _, body = await cluster.chat()
-    assert (body["choices"][0]["message"]["content"], body["choices"][0]["stop_reason"]) == ("", 258)
+    assert (body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"]) == ("", "stop")
+    assert "stop_reason" not in body["choices"][0]
+    _, body = await cluster.chat(stop_token_ids=[258])
+    assert body["choices"][0]["stop_reason"] == 258
 
 
 async def test_several_choices_share_a_worker_and_count_their_prompt_once(cluster: Any) -> None:

@@ -38,6 +38,8 @@ async def _read(request: web.Request, limit: int, timeout_s: float) -> bytes:
             raise ApiError(
                 408, f"The request body did not come within {timeout_s:g} s.", code="body_timeout"
             ) from error
+        except web.RequestPayloadError as error:
+            raise InvalidRequest("The request body is broken off or badly framed.", code="invalid_body") from error
         if not piece:
             return b"".join(pieces)
         size += len(piece)

@@ -17,11 +17,15 @@ from kvbus_protocols.generation import Usage
 
 
 class Choice(msgspec.Struct):
-    """One choice. ``leader``: the choice with the same prompt that is placed first; the others go to its worker."""
+    """One choice. ``leader``: the choice with the same prompt that is placed first; the others go to its worker.
+
+    ``stop_token_ids``: those that the request named, and that the response names when one ended the choice.
+    """
 
     job: Job
     text: ChoiceText
     leader: int
+    stop_token_ids: tuple[int, ...] = ()
     cached_tokens: int = 0
     worker_id: str = ""
 
@@ -164,8 +168,9 @@ class RequestRun:
                 self._put(index, choice.text.push(ids, logprobs))
             case Finished(reason, stop_token_id):
                 self._put(index, choice.text.finish())
+                stop = stop_token_id if stop_token_id in choice.stop_token_ids else None
                 if choice.text.matched is None:
-                    self._buffer.finish(index, Finish(reason, stop_token_id))
+                    self._buffer.finish(index, Finish(reason, stop))
         self._news.set()
         if choice.text.matched is not None:
             self._reason = "stop_string"

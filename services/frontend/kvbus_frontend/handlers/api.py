@@ -25,6 +25,7 @@ from kvbus_runtime.metrics import Metrics
 
 T = TypeVar("T")
 
+MAX_NAME_IN_LOG = 200
 CLIENT_CLOSED = 499
 """Status in logs and metrics when the client has gone; it is never sent."""
 

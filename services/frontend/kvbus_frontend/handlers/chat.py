@@ -11,7 +11,7 @@ from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.prompt import Prompt, prompt_of
 from kvbus_frontend.core.requests import chat_tokens, check_count, check_vocabulary
 from kvbus_frontend.core.sampling import salt_of, token_budget
-from kvbus_frontend.handlers.api import Api, Ticket
+from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_frontend.handlers.ids import new_id
 from kvbus_protocols.chat import ChatRequest
 from kvbus_protocols.decoding import RequestDecoder
@@ -26,12 +26,12 @@ class ChatHandler:
         async with self._api.admitted("chat", new_id("chatcmpl")) as ticket:
             body = await self._api.read(http_request)
             request = self._decoder.decode(body)
-            ticket.model = request.model
+            ticket.model = request.model[:MAX_NAME_IN_LOG]
             self._check(request)
             model = self._api.model(request.model)
             check_vocabulary(request, model.text.tokenizer.vocab_size)
-            prompt = await self._api.prepare(len(body), lambda: self._prompt(request, model))
-            choices = self._choices(request, model, prompt, ticket)
+            prompt, max_tokens = await self._api.prepare(len(body), lambda: _prepare(request, model))
+            choices = self._choices(request, model, prompt, max_tokens, ticket)
             envelope = Envelope(
                 id=ticket.request_id,
                 created=int(time.time()),
@@ -50,19 +50,9 @@ class ChatHandler:
         check_count(request.n or 1, settings.max_choices, "choices", "n")
         request.check()
 
-    @staticmethod
-    def _prompt(request: ChatRequest, model: ServedModel) -> Prompt:
-        tokens = chat_tokens(request, model.text.tokenizer, model.text.template)
-        return prompt_of(tokens, model.card, salt=salt_of(request))
-
-    def _choices(self, request: ChatRequest, model: ServedModel, prompt: Prompt, ticket: Ticket) -> list[Choice]:
-        max_tokens = token_budget(
-            request.token_limit,
-            model.text.generation.max_new_tokens,
-            prompt_tokens=prompt.count,
-            context_length=model.card.context_length,
-            param="messages",
-        )
+    def _choices(
+        self, request: ChatRequest, model: ServedModel, prompt: Prompt, max_tokens: int, ticket: Ticket
+    ) -> list[Choice]:
         template = JobTemplate(
             request,
             model.text.generation,
@@ -78,6 +68,20 @@ class ChatHandler:
                 template.job(ticket.request_id if n == 1 else f"{ticket.request_id}-{i}", prompt, max_tokens, choice=i),
                 model.choice_text(request, prompt),
                 leader=0,
+                stop_token_ids=tuple(request.stop_token_ids or ()),
             )
             for i in range(n)
         ]
+
+
+def _prepare(request: ChatRequest, model: ServedModel) -> tuple[Prompt, int]:
+    """The prompt, and how many tokens may follow: checked before the work of hashing a prompt that is too long."""
+    tokens = chat_tokens(request, model.text.tokenizer, model.text.template)
+    max_tokens = token_budget(
+        request.token_limit,
+        model.text.generation.max_new_tokens,
+        prompt_tokens=len(tokens),
+        context_length=model.card.context_length,
+        param="messages",
+    )
+    return prompt_of(tokens, model.card, salt=salt_of(request)), max_tokens

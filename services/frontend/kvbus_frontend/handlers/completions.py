@@ -14,7 +14,7 @@ from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.prompt import Prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, completion_tokens
 from kvbus_frontend.core.sampling import salt_of, token_budget
-from kvbus_frontend.handlers.api import Api, Ticket
+from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_frontend.handlers.ids import new_id
 from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from kvbus_protocols.decoding import RequestDecoder
@@ -26,6 +26,7 @@ class _Prepared(msgspec.Struct, frozen=True):
     """A prompt, and its text when the request wants it back."""
 
     prompt: Prompt
+    max_tokens: int
     echo: str | None
 
 
@@ -38,7 +39,7 @@ class CompletionsHandler:
         async with self._api.admitted("completions", new_id("cmpl")) as ticket:
             body = await self._api.read(http_request)
             request = self._decoder.decode(body)
-            ticket.model = request.model
+            ticket.model = request.model[:MAX_NAME_IN_LOG]
             request.check()
             if request.echo and request.logprobs is not None:
                 raise InvalidRequest("'echo' with 'logprobs' is not supported.", param="logprobs", code="unsupported")
@@ -76,18 +77,12 @@ class CompletionsHandler:
         n, choices, echoes = request.n or 1, list[Choice](), dict[int, str]()
         for item in prepared:
             leader = len(choices)
-            max_tokens = token_budget(
-                request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS,
-                None,
-                prompt_tokens=item.prompt.count,
-                context_length=model.card.context_length,
-                param="prompt",
-            )
             for choice in range(n):
                 index = len(choices)
                 request_id = ticket.request_id if n * len(prepared) == 1 else f"{ticket.request_id}-{index}"
-                job = template.job(request_id, item.prompt, max_tokens, choice=choice)
-                choices.append(Choice(job, model.choice_text(request, item.prompt), leader=leader))
+                job = template.job(request_id, item.prompt, item.max_tokens, choice=choice)
+                text = model.choice_text(request, item.prompt)
+                choices.append(Choice(job, text, leader, stop_token_ids=tuple(request.stop_token_ids or ())))
                 if item.echo is not None:
                     echoes[index] = item.echo
         return choices, echoes
@@ -98,11 +93,18 @@ def _prepare(request: CompletionRequest, prompts: Sequence[str | Sequence[int]],
     prepared = []
     for index, text in enumerate(prompts):
         tokens = completion_tokens(request, text, tokenizer, index=index)
+        max_tokens = token_budget(
+            request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS,
+            None,
+            prompt_tokens=len(tokens),
+            context_length=model.card.context_length,
+            param="prompt",
+        )
         prompt = prompt_of(tokens, model.card, salt=salt_of(request))
         echo = (
             (text if isinstance(text, str) else tokenizer.decode(unpack_tokens(prompt.tokens)))
             if request.echo
             else None
         )
-        prepared.append(_Prepared(prompt, echo))
+        prepared.append(_Prepared(prompt, max_tokens, echo))
     return prepared
