@@ -1,7 +1,8 @@
 """Causal attention of a step's tokens over the paged KV cache.
 
-The query heads that share a KV head are laid side by side as further rows of that head's query matrix, so K and V are never
-repeated. A sequence whose blocks are adjacent is read in place; otherwise its blocks are gathered.
+K and V are never repeated for the query heads that share them. A sequence whose blocks are adjacent is read in place; otherwise its
+blocks are gathered. A long prefill is attended to in pieces of rows, each over the keys up to its own end only: less work, and one
+small mask serves all pieces, layers and steps.
 
     row        one token of the step
     segment    the rows of one sequence: the last ``rows`` of its ``context`` tokens
@@ -14,6 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+_PIECE_ROWS = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -25,6 +28,25 @@ class Segment:
     table: Sequence[int]
 
 
+class CausalMask:
+    """[row][key]: 0 where a row may look, minus infinity behind it. Any piece's mask is its lower right corner."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._whole = self._make(1024)
+
+    def _make(self, keys: int) -> Tensor:
+        whole = torch.full((_PIECE_ROWS, keys), float("-inf"), device=self._device, dtype=self._dtype)
+        return whole.triu_(keys - _PIECE_ROWS + 1)
+
+    def corner(self, rows: int, keys: int) -> Tensor:
+        """For the last ``rows`` (at most `_PIECE_ROWS`) of ``keys`` tokens."""
+        if keys > self._whole.shape[1]:
+            self._whole = self._make(1 << (keys - 1).bit_length())
+        return self._whole[_PIECE_ROWS - rows :, self._whole.shape[1] - keys :]
+
+
 @dataclass(frozen=True, slots=True)
 class _Single:
     """One sequence on its own. ``first_slot``: where its adjacent blocks begin; else ``blocks`` are to be gathered."""
@@ -32,7 +54,6 @@ class _Single:
     segment: Segment
     first_slot: int | None
     blocks: Tensor | None
-    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +73,18 @@ class AttentionPlan:
     """
 
     def __init__(
-        self, segments: Sequence[Segment], block_size: int, groups: int, like: Tensor, *, padded: bool
+        self,
+        segments: Sequence[Segment],
+        block_size: int,
+        groups: int,
+        causal: CausalMask,
+        like: Tensor,
+        *,
+        padded: bool,
     ) -> None:
         self._block_size = block_size
         self._groups = groups
+        self._causal = causal
         decodes = [s for s in segments if s.rows == 1] if padded else []
         self._decodes = self._plan_decodes(decodes, like) if len(decodes) > 1 else None
         singles = segments if self._decodes is None else [s for s in segments if s.rows > 1]
@@ -67,33 +96,37 @@ class AttentionPlan:
         if self._decodes is not None:
             self._attend_decodes(self._decodes, query, keys, values, out)
         for single in self._singles:
-            self._attend_single(single, query, keys, values, out)
+            segment = single.segment
+            rows = slice(segment.first_row, segment.first_row + segment.rows)
+            k, v = self._context(single, keys), self._context(single, values)
+            if segment.rows == 1:
+                out[rows] = self._attend_one(query[rows], k, v)
+            else:
+                self._attend_many(query[rows], k, v, out[rows])
         return out.flatten(1)
 
     def _plan_single(self, segment: Segment, like: Tensor) -> _Single:
         table = segment.table
         adjacent = all(table[i + 1] == table[i] + 1 for i in range(len(table) - 1))
         blocks = None if adjacent else torch.tensor(table, device=like.device)
-        first_slot = table[0] * self._block_size if adjacent else None
-        return _Single(segment, first_slot, blocks, self._causal_mask(segment, like))
+        return _Single(segment, table[0] * self._block_size if adjacent else None, blocks)
 
-    def _causal_mask(self, segment: Segment, like: Tensor) -> Tensor | None:
-        """[group * row][context]: 0 where a row may look, minus infinity behind its own position."""
-        if segment.rows == 1:
-            return None
-        first = segment.context - segment.rows
-        mask = torch.full((segment.rows, segment.context), float("-inf"), device=like.device, dtype=like.dtype)
-        return mask.triu_(first + 1).repeat(self._groups, 1)
+    def _attend_one(self, query: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The heads of a group are the rows of one small product."""
+        q = query.view(1, k.shape[1], self._groups, k.shape[3])
+        return F.scaled_dot_product_attention(q, k, v).view_as(query)
 
-    def _attend_single(self, single: _Single, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-        segment, kv_heads, dim = single.segment, keys.shape[1], keys.shape[2]
-        rows = slice(segment.first_row, segment.first_row + segment.rows)
-        # [row][kv head][group][dim] -> [kv head][group * row][dim]
-        q = query[rows].view(-1, kv_heads, self._groups, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
-        k, v = self._context(single, keys), self._context(single, values)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=single.mask)
-        result = attended.view(kv_heads, self._groups, segment.rows, dim).permute(2, 0, 1, 3)
-        out[rows] = result.reshape(segment.rows, -1, dim)
+    def _attend_many(self, query: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        rows, (_, kv_heads, context, dim) = query.shape[0], k.shape
+        # [row][kv head][group][dim] -> [kv head][group][row][dim]; keys [kv head][1][context][dim] stand for all groups
+        q = query.view(rows, kv_heads, self._groups, dim).permute(1, 2, 0, 3)
+        k, v = (x.transpose(0, 1).expand(kv_heads, self._groups, context, dim) for x in (k, v))
+        for first in range(0, rows, _PIECE_ROWS):
+            last = min(first + _PIECE_ROWS, rows)
+            end = context - rows + last
+            mask = self._causal.corner(last - first, end)
+            piece = F.scaled_dot_product_attention(q[:, :, first:last], k[:, :, :end], v[:, :, :end], attn_mask=mask)
+            out[first:last] = piece.permute(2, 0, 1, 3).flatten(1, 2)
 
     def _context(self, single: _Single, stored: Tensor) -> Tensor:
         """The sequence's part of ``stored`` as [1][kv head][context][dim]."""

@@ -13,6 +13,7 @@ ancestors are referenced, hence every cached block is reachable by evicting leav
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kvbus_blocks.keys import ROOT
@@ -71,6 +72,12 @@ class BlockPool:
     def count_cached(self, blocks: Iterable[int]) -> int:
         """How many of ``blocks`` nobody references: acquiring them lowers `available` by that."""
         return sum(self._blocks[block].refs == 0 for block in blocks)
+
+    def count_freed(self, tables: Iterable[Sequence[int]], needed: Sequence[int]) -> int:
+        """By how much `available` would grow if ``tables`` were released, ``needed`` (keyed blocks) being held."""
+        released = Counter(block for table in tables for block in table)
+        kept = set(needed)
+        return sum(self._blocks[block].refs == count and block not in kept for block, count in released.items())
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Reference keyed blocks; of a chain always from the root on."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from kvbus_worker.engines.torch.attention import AttentionPlan, Segment
+from kvbus_worker.engines.torch.attention import AttentionPlan, CausalMask, Segment
 from kvbus_worker.engines.torch.config import ModelConfig, Rope
 from kvbus_worker.engines.torch.kv_cache import KvCache
 from kvbus_worker.engines.torch.weights import Layer, Weights
@@ -45,6 +45,7 @@ class Transformer:
         self._cache = cache
         self._device = weights.embedding.device
         self._padded = self._device.type != "cpu" if padded_decode is None else padded_decode
+        self._causal = CausalMask(self._device, weights.embedding.dtype)
         self._cos, self._sin = _rotations(config, context_length, self._device)
 
     @torch.inference_mode()
@@ -57,7 +58,7 @@ class Transformer:
         x = F.embedding(tokens, self._weights.embedding)
         cos, sin = self._cos[positions], self._sin[positions]
         groups = config.heads // config.kv_heads
-        plan = AttentionPlan(step.segments, self._cache.block_size, groups, x, padded=self._padded)
+        plan = AttentionPlan(step.segments, self._cache.block_size, groups, self._causal, x, padded=self._padded)
         for index, layer in enumerate(self._weights.layers):
             attended = self._attention(layer, index, _norm(x, layer.input_norm, config.norm_eps), plan, slots, cos, sin)
             x = x + F.linear(attended, layer.output, layer.output_bias)

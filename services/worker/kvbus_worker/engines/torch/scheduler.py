@@ -15,7 +15,7 @@ holds nothing meanwhile and the other one moves on with each step, so nothing ca
 """
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 import msgspec
@@ -155,10 +155,11 @@ class Scheduler:
         for sequence in list(self._waiting):
             if step.budget == 0:
                 return
-            if sequence.state is not State.WAITING:
+            if sequence.state is not State.WAITING or self._is_being_computed(sequence.waits_for, step):
                 continue
             matched = self._pool.lookup(sequence.keys[: sequence.reusable_blocks])
-            if self._is_being_computed(sequence, len(matched), step):
+            sequence.waits_for = self._next_key(sequence, len(matched))
+            if self._is_being_computed(sequence.waits_for, step):
                 continue
             if not self._make_room_for(sequence, matched, step):
                 return
@@ -173,17 +174,26 @@ class Scheduler:
             self._schedule(sequence, min(sequence.remaining, step.budget, self._room(sequence)), step)
 
     def _make_room_for(self, sequence: TokenSequence, matched: list[int], step: "_Step") -> bool:
-        """Whether the whole prompt fits beside what runs (a block of growth for each), preempting lower priorities for it."""
-        total = -(-len(sequence.tokens) // self._limits.block_size)
-        while self._running:
-            has_slot = len(self._running) < self._limits.max_num_seqs
-            wanted = total - len(matched) + self._pool.count_cached(matched)
-            growth = sum(running.remaining == 1 for running in self._running)
-            if has_slot and wanted + growth <= self._pool.available:
-                return True
-            if not self._preempt_below(sequence, step):
-                return False
+        """Whether the whole prompt fits beside what runs (a block of growth for each).
+
+        Lower priorities are preempted for it, as many as it takes, and none when all of them would not be enough.
+        """
+        lower = [s for s in self._running if s.request.priority < sequence.request.priority]
+        if not self._fits(sequence, matched, ()) and not (lower and self._fits(sequence, matched, lower)):
+            return False
+        while not self._fits(sequence, matched, ()):
+            self._preempt(self._running[-1], step)
         return True
+
+    def _fits(self, sequence: TokenSequence, matched: list[int], without: Collection[TokenSequence]) -> bool:
+        running = [s for s in self._running if s not in without]
+        if not running:
+            return True
+        total = -(-len(sequence.tokens) // self._limits.block_size)
+        wanted = total - len(matched) + self._pool.count_cached(matched)
+        growth = sum(s.remaining == 1 for s in running)
+        available = self._pool.available + self._pool.count_freed((s.table for s in without), matched)
+        return len(running) < self._limits.max_num_seqs and wanted + growth <= available
 
     def _force(self, step: "_Step") -> None:
         sequence = self._running[0]
@@ -191,10 +201,13 @@ class Scheduler:
             self._preempt(self._running[-1], step)
         self._schedule(sequence, min(sequence.remaining, step.budget, self._room(sequence)), step)
 
-    def _is_being_computed(self, sequence: TokenSequence, matched: int, step: "_Step") -> bool:
-        if matched >= min(sequence.reusable_blocks, len(sequence.keys)):
-            return False
-        return self._computing.get(sequence.keys[matched]) in step.counts
+    def _is_being_computed(self, key: bytes | None, step: "_Step") -> bool:
+        return key is not None and self._computing.get(key) in step.counts
+
+    @staticmethod
+    def _next_key(sequence: TokenSequence, matched: int) -> bytes | None:
+        """The first block that is not there, if another sequence could provide it."""
+        return sequence.keys[matched] if matched < min(sequence.reusable_blocks, len(sequence.keys)) else None
 
     def _blocks_missing(self, sequence: TokenSequence, count: int) -> int:
         """Blocks to allocate before ``count`` more tokens can be computed."""

@@ -48,6 +48,7 @@ class TokenSequence:
         self.started = False
         self.cached_tokens = 0
         self.expected_hit = 0
+        self.waits_for: bytes | None = None  # the block that another sequence was last seen to compute
         self._rule = rule
         stopping = request.stopping
         self.stop_ids = frozenset(stopping.stop_token_ids) | frozenset(
