@@ -199,9 +199,14 @@ class Link:
 
     async def _discard(self, client: Client) -> None:
         # nats-py raises all sorts of errors when closing a broken connection; there is nothing left to lose in it.
-        with suppress(Exception):
-            async with asyncio.timeout(2.0):
-                await client.close()
+        try:
+            with suppress(Exception):
+                async with asyncio.timeout(2.0):
+                    await client.close()
+        finally:
+            # A task group that ends after a crash cancels twice, which interrupts the close; the socket must not stay.
+            if client._transport is not None:
+                client._transport.close()  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:
         """Flush and close; `run` then ends."""

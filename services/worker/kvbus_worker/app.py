@@ -5,6 +5,7 @@ engine loads -> model bundle into the object store -> subjects are served -> rec
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from kvbus_runtime.errors import RequestFailed
@@ -39,6 +40,7 @@ from kvbus_worker.handlers.steps import StepHandler
 from kvbus_worker.settings import WorkerSettings
 
 _PREPARE_RETRY_S = 1.0
+_LAST_FRAMES_S = 2.0
 
 
 class WorkerApp:
@@ -156,7 +158,9 @@ class WorkerApp:
             self._kvbm.close()
         await self._engine.stop()
         self._runner.close()
-        await self._sender.close()
+        with suppress(TimeoutError):  # a crash may have taken the task that sends
+            async with asyncio.timeout(_LAST_FRAMES_S):
+                await self._sender.close()
         await self._events.close()
 
     def _make_reporter(self, model: str) -> LoadReporter:
