@@ -170,8 +170,6 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule(request_id=requests, worker_id=workers, stale=st.booleans())
     def replica_places(self, request_id: str, worker_id: str, stale: bool) -> None:
-        if request_id in self.waiting:
-            return
         incarnation = self.incarnations[worker_id] - stale
         decision = Decision(
             router_id="replica",
@@ -185,7 +183,10 @@ class RouterMachine(RuleBasedStateMachine):
         )
         fits = request_id in self.placed or len(self.placed) < MAX_RESERVATIONS
         expected = worker_id in self.present and not stale and fits
-        assert self.dispatcher.state.apply_decision(decision, self.now) == expected
+        applied, settled = self.dispatcher.apply_decision(decision, self.now)
+        assert applied == expected
+        assert [one.request_id for one in settled] == ([request_id] if request_id in self.waiting else [])
+        self.waiting.pop(request_id, None)
         if expected:
             self.placed[request_id] = ModelRequest(worker_id, 30, self.now)
         self.pump()

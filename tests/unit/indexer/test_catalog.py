@@ -426,3 +426,14 @@ def test_records_of_other_services_are_no_business_of_the_index(harness: Harness
     harness.catalog.joined(record, 0.0)
     harness.catalog.left("f")
     assert harness.catalog.instances == 0
+
+
+def test_a_report_that_comes_while_a_snapshot_is_fetched_is_not_forgotten(harness: Harness) -> None:
+    catalog = harness.live("w1")
+    catalog.apply(batch(stored(1), seq=3), 0.0)
+    order = harness.start(0.0)
+    catalog.load_report(load_report(5), 0.5)
+    catalog.chunk(order, chunk(4, chain(1)), 5.0)
+    catalog.finish(order, 5.0)
+    assert not catalog.due(5.9), "event 5 may still be on its way"
+    assert harness.start(6.0).reason == "lag"

@@ -400,7 +400,8 @@ def test_a_client_that_goes_away_leaves_the_queue() -> None:
     router.place(request("r"))
     router.submit(request("q"))
     assert router.dispatcher.is_waiting("q")
-    assert router.dispatcher.finished("q")
+    assert dict(map(_shown, router.dispatcher.leave_queue("q", "gone"))) == {"q": ErrorCode.CANCELLED}
+    assert router.dispatcher.leave_queue("q", "gone") == []
     assert not router.dispatcher.is_waiting("q")
     assert router.dispatcher.waiting == 0
     router.dispatcher.check_integrity()

@@ -82,6 +82,8 @@ class Catalog:
         self.limits = limits
         self.content = Content(make_index, limits.max_entries)
         self.caught_up = False
+        # Something may be due now or at a new time; whoever calls `due` resets it.
+        self.attention = False
         self._count = count
         self._instances: dict[str, Instance] = {}
         self._tickets = 0
@@ -127,7 +129,7 @@ class Catalog:
 
     def stream_caught_up(self, now: float) -> None:
         """All events that the stream held at the start were delivered. From here on, what is missing is repaired."""
-        self.caught_up = True
+        self.caught_up = self.attention = True
         for instance in self._instances.values():
             if instance.phase is Phase.LIVE and not instance.applied:
                 self.want(instance, "unseen", now)
@@ -147,6 +149,7 @@ class Catalog:
         feed = FeedKey(report.model, G1)
         if instance.lag is None and report.kv_seq > instance.applied.get(feed, 0):
             instance.lag = Lag(feed, report.kv_seq, now)
+            self.attention = True
 
     # -- queries
 
@@ -175,9 +178,9 @@ class Catalog:
 
     def want(self, instance: Instance, reason: str, now: float) -> None:
         """The instance needs a snapshot. Not more often than the first back-off, so that no repair chases the other."""
+        self.attention = True
         instance.phase = Phase.WANTED
         instance.reason = reason
-        instance.lag = None
         instance.drop_buffer()
         for feed in instance.snapshot:
             instance.applied.setdefault(feed, 0)
@@ -186,6 +189,7 @@ class Catalog:
 
     def due(self, now: float) -> list[Order]:
         """The repairs to start now. Each must end in `finish` or `fail`."""
+        self.attention = False
         if not self.caught_up:
             return []
         for instance in self._instances.values():
@@ -246,14 +250,15 @@ class Catalog:
         for feed in instance.applied.keys() - instance.snapshot.keys():
             self._count(Blocks.REMOVED, self.content.clear(feed.model, Owner(instance.instance_id, feed.tier)))
         instance.applied, instance.snapshot = instance.snapshot, {}
+        self.attention = True
         instance.phase = Phase.LIVE
         instance.attempts = 0
-        instance.lag = None
         buffer = instance.drop_buffer()
         if instance.overflowed:
             self.want(instance, "overflow", now)
         for batch in buffer:
             self._receive(instance, batch, now)
+        self._renew_lag(instance, now)
         return True
 
     def fail(self, order: Order, now: float) -> None:
@@ -328,8 +333,7 @@ class Catalog:
                 self._apply_event(instance, batch, event, now)
             self._count(Fate.APPLIED, size - known)
             instance.applied[feed] = batch.last_seq
-            if instance.lag is not None and instance.applied.get(instance.lag.feed, 0) >= instance.lag.seq:
-                instance.lag = None
+            self._end_lag(instance)
 
     def _apply_event(self, instance: Instance, batch: KvEvents, event: KvEvent, now: float) -> None:
         owner = Owner(batch.instance_id, batch.tier)
@@ -354,10 +358,21 @@ class Catalog:
             self._count(Blocks.REFUSED, outcome.refused)
             instance.partial = True
             instance.refill_at = now + self.limits.refill_interval_s
+            self.attention = True
+
+    def _end_lag(self, instance: Instance) -> None:
+        if instance.lag is not None and instance.applied.get(instance.lag.feed, 0) >= instance.lag.seq:
+            instance.lag = None
+
+    def _renew_lag(self, instance: Instance, now: float) -> None:
+        """What was missing before a snapshot is in it, or still on its way."""
+        self._end_lag(instance)
+        if instance.lag is not None:
+            instance.lag = instance.lag._replace(since=now)
 
     def _check_lag(self, instance: Instance, now: float) -> None:
         lag = instance.lag
-        if instance.phase is Phase.LIVE and lag is not None and now - lag.since >= self.limits.lag_s:
+        if instance.phase is Phase.LIVE and lag is not None and now >= lag.since + self.limits.lag_s:
             self.want(instance, "lag", now)
 
     def _check_room(self, instance: Instance, now: float) -> None:

@@ -84,6 +84,19 @@ class Dispatcher:
                 return True
         return self.state.finished(request_id)
 
+    def leave_queue(self, request_id: str, message: str) -> list[Settled]:
+        """If the request waits, it does so no more: it is cancelled."""
+        for model, queue in self._queues.items():
+            if queue.remove(request_id) is not None:
+                self._forget_if_empty(model)
+                return [Settled(request_id, _refused(ErrorCode.CANCELLED, message, retryable=False))]
+        return []
+
+    def apply_decision(self, decision: Decision, now: float) -> tuple[bool, list[Settled]]:
+        """A replica has placed a request. False: the reservation could not be made here. If it waits here it does so in vain."""
+        settled = self.leave_queue(decision.request_id, "another router has placed the request")
+        return self.state.apply_decision(decision, now), settled
+
     def pump(self, now: float) -> list[Settled]:
         """Serve those who wait as far as there is room, and send away those whose time is over."""
         return [settled for model in list(self._queues) for settled in self._pump_model(model, now)]
@@ -152,11 +165,7 @@ class Dispatcher:
 
     def _withdraw(self, request_id: str) -> list[Settled]:
         self.state.withdraw(request_id)
-        for model, queue in self._queues.items():
-            if queue.remove(request_id) is not None:
-                self._forget_if_empty(model)
-                return [Settled(request_id, _refused(ErrorCode.CANCELLED, "the request came again", retryable=False))]
-        return []
+        return self.leave_queue(request_id, "the request came again")
 
     def _forget_if_empty(self, model: str) -> None:
         if not self._queues[model]:
@@ -215,7 +224,7 @@ class Dispatcher:
             return _pinned_gone(item.request)
         elif item.orphan_since is None:
             item.orphan_since = now
-        elif now - item.orphan_since >= self.limits.worker_wait_s:
+        elif now >= item.orphan_since + self.limits.worker_wait_s:
             return _refused(ErrorCode.NO_WORKERS, f"no worker can take model {item.request.model}", retryable=True)
         return None
 

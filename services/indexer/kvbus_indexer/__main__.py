@@ -1,0 +1,3 @@
+from kvbus_indexer.cli import main
+
+raise SystemExit(main())

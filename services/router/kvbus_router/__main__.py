@@ -1,0 +1,3 @@
+from kvbus_router.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""Wires the router: the directory, load and progress in; placements out."""
+
+import asyncio
+from random import Random
+
+from kvbus_router.adapters.index import IndexClient
+from kvbus_router.adapters.metrics import RouterMetrics
+from kvbus_router.adapters.policies import make_policy
+from kvbus_router.core.dispatcher import Dispatcher
+from kvbus_router.handlers.cluster import ClusterHandler
+from kvbus_router.handlers.route import RouteHandler
+from kvbus_router.settings import RouterSettings
+from kvbus_runtime.bus import Subscription
+from kvbus_runtime.service import Service
+from kvbus_wire.load import LoadReport
+from kvbus_wire.router import Decision, Progress, RouteRequest
+
+QUEUE = "routers"
+
+
+class RouterApp:
+    """See the README."""
+
+    def __init__(self, service: Service, settings: RouterSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self._clock = asyncio.get_running_loop().time
+        self._wake = asyncio.Event()
+        self._inputs: list[Subscription] = []
+        self._requests: Subscription | None = None
+        self.dispatcher = Dispatcher(
+            service.instance_id, settings.limits, settings.weights, make_policy(settings.policy), Random()
+        )
+        metrics = RouterMetrics(service.metrics, self.dispatcher)
+        index = IndexClient(
+            service.bus,
+            timeout_s=settings.index_timeout_s,
+            failures=settings.index_failures,
+            pause_s=settings.index_pause_s,
+            metrics=service.metrics,
+            log=service.log,
+        )
+        self._route = RouteHandler(
+            self.dispatcher, index, service.bus, metrics=metrics, changed=self._wake.set, log=service.log
+        )
+        self._cluster = ClusterHandler(
+            self.dispatcher,
+            service.instance_id,
+            clock=self._clock,
+            settle=self._route.settle,
+            changed=self._wake.set,
+            metrics=metrics,
+        )
+
+    async def open(self) -> None:
+        bus, subjects = self._service.bus, self._service.bus.subjects
+        self._report_health()
+        self._service.directory.on_change(self._cluster.on_change)
+        self._service.directory.on_change(self._report_health)
+        self._inputs = [
+            await bus.subscribe(subjects.load("*"), [LoadReport], self._cluster.on_load),
+            await bus.subscribe(subjects.progress("*"), [Progress], self._cluster.on_progress),
+            await bus.subscribe(subjects.decisions("*"), [Decision], self._cluster.on_decision),
+        ]
+        self._service.spawn(self._watch_queue(), name="queue")
+        self._requests = await bus.serve(
+            subjects.route("*"),
+            [RouteRequest],
+            self._route,
+            queue=QUEUE,
+            max_pending=self._settings.max_pending_requests,
+        )
+        await self._service.register()
+
+    def _report_health(self, *_change: object) -> None:
+        """Without a worker nothing can be placed. Without an indexer everything can, only worse: no reason to be unready."""
+        health, workers = self._service.health, self.dispatcher.state.worker_count
+        health.set("workers", workers > 0, f"{workers} for {', '.join(self.dispatcher.state.models) or 'no model'}")
+        indexers = len(self._service.directory.instances("indexer"))
+        health.set("index", True, f"{indexers} indexers" if indexers else "degraded: no indexer, so no cache knowledge")
+
+    async def _watch_queue(self) -> None:
+        """Ends the wait of those whose time is over. Sleeps as long as nobody waits."""
+        while True:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(self.dispatcher.next_due()):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._route.settle(self.dispatcher.pump(self._clock()))
+
+    async def drain(self, reason: str) -> None:
+        self._route.stop()
+        if self._requests is not None:
+            await self._requests.stop()
+
+    async def close(self) -> None:
+        while self._inputs:
+            await self._inputs.pop().stop()
+
+
+async def start(service: Service, settings: RouterSettings) -> RouterApp:
+    app = RouterApp(service, settings)
+    await app.open()
+    return app

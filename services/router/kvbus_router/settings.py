@@ -1,0 +1,71 @@
+"""Settings of the router: flags, ``KVBUS_*`` variables, file."""
+
+from typing import Annotated
+
+from kvbus_router.core.limits import Limits, Weights
+from kvbus_runtime.settings import CommonSettings, Flag
+
+_MAY_BE_ZERO = (
+    "max_requests_per_worker",
+    "aging_per_s",
+    "worker_wait_s",
+    "inflight_grace_s",
+    "max_candidates",
+    "work_weight",
+    "decode_weight",
+)
+
+
+class RouterSettings(CommonSettings, frozen=True, kw_only=True):
+    """See ``kvbus router --help``."""
+
+    policy: Annotated[
+        str, Flag("kv, round-robin, random, least-loaded, power-of-two, or an entry point of kvbus.routing_policies")
+    ] = "kv"
+
+    max_requests_per_worker: Annotated[
+        int, Flag("requests placed on a worker at the same time (0: see the factor)")
+    ] = 0
+    worker_limit_factor: Annotated[float, Flag("the same as a multiple of the worker's max_num_seqs")] = 1.25
+    max_queued: Annotated[int, Flag("requests that wait for a worker; beyond it: overloaded")] = 1024
+    aging_per_s: Annotated[float, Flag("priority that a second of waiting is worth")] = 0.1
+    overdue_s: Annotated[float, Flag("after this wait a request gets some turns whatever its strict priority")] = 30.0
+    worker_wait_s: Annotated[float, Flag("how long a request waits when no worker can take it at all")] = 2.0
+    max_reservations: Annotated[int, Flag("placed requests that are kept account of")] = 100_000
+    reservation_grace_s: Annotated[
+        float, Flag("a request that its worker does not report by then has not arrived there")
+    ] = 5.0
+    max_inflight_key_bytes: Annotated[int, Flag("keys of prefixes that are being computed", metavar="BYTES")] = 64 << 20
+    inflight_grace_s: Annotated[float, Flag("time for the events of a computed prefix to reach the index")] = 2.0
+    max_candidates: Annotated[int, Flag("workers named in the explanation of a placement")] = 16
+
+    work_weight: Annotated[float, Flag("cost of a second of prefill that a request adds, in seconds")] = 0.25
+    decode_weight: Annotated[float, Flag("cost of each running request, in decode steps")] = 1.0
+    onboard_speedup: Annotated[float, Flag("onboarding against computing, when no rate is known")] = 10.0
+    expected_output_tokens: Annotated[int, Flag("output of a request that says nothing about it")] = 256
+
+    index_timeout_s: Annotated[float, Flag("how long the indexer may take; beyond it: no cache knowledge")] = 0.25
+    index_failures: Annotated[int, Flag("unanswered questions in a row after which the indexer is left alone")] = 3
+    index_pause_s: Annotated[float, Flag("how long it is left alone then")] = 1.0
+    max_pending_requests: Annotated[int, Flag("route requests handled at the same time, waiting ones included")] = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in type(self).__struct_fields__:
+            value = getattr(self, name)
+            if name in CommonSettings.__struct_fields__ or isinstance(value, str):
+                continue
+            if value < 0:
+                raise ValueError(f"{name} must not be negative")
+            if value == 0 and name not in _MAY_BE_ZERO:
+                raise ValueError(f"{name} must be positive")
+        if self.max_pending_requests <= self.max_queued:
+            raise ValueError("max_pending_requests must be above max_queued")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(**{name: getattr(self, name) for name in Weights.__struct_fields__})
