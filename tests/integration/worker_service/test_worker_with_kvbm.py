@@ -1,10 +1,13 @@
 """Two workers and the real kvbm of one host: what one computed the other reads back."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from kvbus_kvbm.app import start as start_kvbm
 from kvbus_kvbm.settings import KvbmSettings
@@ -37,13 +40,13 @@ class Asker:
         for ended in frame.ended:
             self.ended[ended.request_id] = ended
 
-    async def ask(self, worker: str, request_id: str, salt: str = "") -> Ended:
+    async def ask(self, worker: str, request_id: str, salt: str = "", model: str = "mock") -> Ended:
         message = Generate(
             request_id=request_id,
-            model="mock",
+            model=model,
             frontend_id=self.service.instance_id,
             tokens=pack_tokens(PROMPT),
-            sampling=Sampling(),
+            sampling=Sampling(temperature=0.0),
             stopping=Stopping(max_tokens=20, ignore_eos=True),
             deadline_ms=int((time.time() + 60) * 1000),
             cache_salt=salt,
@@ -204,3 +207,23 @@ async def test_a_worker_that_cannot_export_leaves_kvbm_alone(
         worker, asker = await on.worker("w1", mock_block_bytes=0), await on.asker()
         await asker.ask("w1", "a")
         assert _metric(worker, "kvbm_attached") == 0
+
+
+async def test_torch_workers_share_blocks_and_say_the_same(
+    nats_server: NatsServer, namespace: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    from kvbus_worker.models import tiny
+
+    folder = await asyncio.to_thread(tiny.write, tmp_path / "model", arch="qwen3")
+    torch = {"engine": "torch", "model": str(folder), "served_model_name": "tiny", "kv_blocks": 48, "threads": 1}
+    async with one_host(nats_server, namespace, tmp_path) as on, on.kvbm(g2_bytes=64 << 20):
+        first, second, asker = await on.worker("w1", **torch), await on.worker("w2", **torch), await on.asker()
+        await _attached(first, second)
+        cold = await asker.ask("w1", "a", model="tiny")
+        assert (cold.reason, cold.usage.cached_tokens) == ("length", 0)
+        await _written_through(first, FULL_BLOCKS)
+        warm = await asker.ask("w2", "b", model="tiny")
+        assert warm.usage.onboarded_tokens == warm.usage.cached_tokens == FULL_BLOCKS * 16
+        assert asker.output["a"] == asker.output["b"]
+        assert len(set(asker.output["a"])) > 1
