@@ -9,7 +9,7 @@ from kvbus_protocols.chat import ChatMessage, ContentPart, FunctionCall, Tool
 
 
 def template_messages(messages: Sequence[ChatMessage], *, argument_strings: bool) -> list[dict[str, Any]]:
-    """``argument_strings``: the template takes tool-call arguments as the text that the model wrote; others need objects."""
+    """``argument_strings``: the template takes tool-call arguments as the text that the model wrote, too; others need objects."""
     return [_template_message(message, argument_strings) for message in messages]
 
 
@@ -55,12 +55,10 @@ def _text(content: str | list[ContentPart] | None) -> str:
 
 
 def _arguments(call: FunctionCall, as_string: bool) -> Any:
-    arguments = call.arguments if call.arguments is not None else {}
-    if isinstance(arguments, str):
-        if as_string:
-            return arguments or "{}"
-        try:
-            return msgspec.json.decode(arguments) if arguments else {}
-        except msgspec.DecodeError:
-            return arguments  # what the model wrote is no JSON: the template gets it as it is
-    return msgspec.json.encode(arguments).decode() if as_string else arguments
+    arguments = call.arguments or {}
+    if as_string or not isinstance(arguments, str):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments  # what the model wrote is no JSON: the template gets it as it is
