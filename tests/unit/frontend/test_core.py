@@ -197,6 +197,10 @@ def test_every_internal_error_has_a_status(code: ErrorCode) -> None:
     assert ("Retry-After" in error.headers) == (error.status == 503)
 
 
+def test_a_field_is_named_as_the_client_knows_it() -> None:
+    assert api_error(ErrorReply(code=ErrorCode.UNSUPPORTED, message="m", param="mock")).param == "kvbus.mock"
+
+
 # catalog
 
 
