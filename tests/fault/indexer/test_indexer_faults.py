@@ -1,6 +1,7 @@
 """The index becomes right again by itself, whatever happens to the bus, to workers or to the indexer."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def common(server: NatsServer, name: str) -> CommonSettings:
     return CommonSettings(nats=server.url, instance_id=name, health_port=-1, lease_ttl_s=2)
 
 
-def indexer_settings(server: NatsServer, **fields: float) -> IndexerSettings:
+def indexer_settings(server: NatsServer, **fields: Any) -> IndexerSettings:
     return IndexerSettings(nats=server.url, instance_id="indexer", health_port=-1, lag_s=0.1, **fields)
 
 
@@ -39,7 +40,7 @@ async def expect(
     """``reports``: the asker reports its load now and then, as workers do."""
     bus = asker.service.bus
 
-    async def holds() -> bool:
+    async def look() -> bool:
         if reports:
             await asker.report_load()
         query = IndexQuery(model=MODEL, keys=block_keys(*numbers))
@@ -49,7 +50,7 @@ async def expect(
             return False
         return {match.instance_id: match.depth for match in reply.matches} == expected
 
-    await eventually(holds, timeout_s=30.0, what=f"depths of {numbers} being {expected}")
+    await eventually(look, timeout_s=30.0, what=f"depths of {numbers} being {expected}")  # type: ignore[arg-type]
 
 
 def app(running: RunningService[IndexerSettings]) -> IndexerApp:

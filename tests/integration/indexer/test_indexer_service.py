@@ -1,5 +1,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ class Cluster:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    async def indexer(self, **fields: float) -> RunningService[IndexerSettings]:
+    async def indexer(self, **fields: Any) -> RunningService[IndexerSettings]:
         self._indexers += 1
         settings = IndexerSettings(
             nats=self._url,
@@ -82,17 +83,22 @@ async def expect(
 ) -> None:
     """``reports``: the asker reports its load now and then, as workers do."""
 
-    async def holds() -> bool:
+    async def look() -> bool:
         if reports:
             await asker.report_load()
         return await depths(asker, *numbers) == expected
 
-    await eventually(holds, what=f"depths of {numbers} being {expected}")
+    await eventually(look, what=f"depths of {numbers} being {expected}")  # type: ignore[arg-type]
 
 
 def catalog(running: RunningService[IndexerSettings]) -> IndexerApp:
     assert isinstance(running.app, IndexerApp)
     return running.app
+
+
+async def entries_are(app: IndexerApp, count: int) -> None:
+    await eventually(lambda: app.catalog.content.entries == count)
+    app.catalog.check_integrity()
 
 
 async def test_stored_and_removed_blocks_show_in_the_answers(cluster: Cluster) -> None:
@@ -154,9 +160,7 @@ async def test_two_indexers_know_the_same(cluster: Cluster) -> None:
     await worker.store(1, 2, 3)
     second = await cluster.indexer()
     for running in (first, second):
-        content = catalog(running).catalog.content
-        await eventually(lambda content=content: content.entries == 3)
-        content.check_integrity()
+        await entries_are(catalog(running), 3)
     await first.app.drain("test")
     assert await depths(worker, 1, 2, 3) == {"w1/g1": 3}
 

@@ -70,6 +70,11 @@ async def workers_known(running: RunningService[RouterSettings], count: int) -> 
     await eventually(lambda: running.service.metrics.value("workers") == count)
 
 
+async def reservations_are(app: RouterApp, count: int) -> None:
+    await eventually(lambda: app.dispatcher.state.reservations == count)
+    app.dispatcher.check_integrity()
+
+
 async def test_a_request_goes_where_its_prefix_is(cluster: Any) -> None:
     running, client = await cluster.router(), await cluster.client()
     await cluster.worker("w1")
@@ -217,7 +222,7 @@ async def test_a_replica_knows_of_placements_and_their_prefixes(cluster: Any, ap
     placement = await route(client, ask("lead", keys=keys))
     for running in (first, second):
         state = app_of(running).dispatcher.state
-        await eventually(lambda state=state: state.reservations == 1)
+        await reservations_are(app_of(running), 1)
         assert state.inflight.depths(keys, 0.0) == {placement.worker_id: 6}
     # Whichever of the two is asked, the fan-out finds the worker that computes the prefix.
     others = [await route(client, ask(f"sub{number}", keys=keys)) for number in range(3)]
@@ -225,9 +230,7 @@ async def test_a_replica_knows_of_placements_and_their_prefixes(cluster: Any, ap
     for number in ("lead", "sub0", "sub1", "sub2"):
         await progress(client, number, "finished")
     for running in (first, second):
-        state = app_of(running).dispatcher.state
-        await eventually(lambda state=state: state.reservations == 0)
-        app_of(running).dispatcher.check_integrity()
+        await reservations_are(app_of(running), 0)
 
 
 async def test_asking_again_moves_the_reservation_at_every_replica(cluster: Any, app_of: AppOf) -> None:

@@ -188,7 +188,7 @@ def test_the_last_prompt_token_is_never_cached() -> None:
 
 
 def test_equal_workers_are_chosen_by_chance() -> None:
-    chosen = Counter()
+    chosen: Counter[str] = Counter()
     router = Router(worker_record("w1"), worker_record("w2"))
     for number in range(40):
         chosen[router.place(request(f"r{number}")).worker_id] += 1
