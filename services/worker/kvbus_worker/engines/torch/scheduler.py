@@ -4,11 +4,13 @@ A step serves, within its token budget: decoding sequences (one token each), the
 each group by rank (priority, then arrival). Room comes from free and cached blocks; when that is not enough
 
 - a decoding sequence preempts the lowest ranked running one, itself at worst;
-- a prefill or a waiting request preempts only what has a strictly lower priority, and otherwise takes the room there is or waits;
-- when that leaves nothing to do, the highest ranked sequence preempts whom it needs: every step computes something.
+- a prefill or a waiting request preempts only what has a strictly lower priority, and otherwise takes the room there is or waits.
 
-A preempted sequence waits with its old rank; its full blocks stay cached, so that going on costs little. One sequence alone always
-fits, as the context length is cut to the pool.
+Every step computes something. A prefill takes all budget or all room until it is done, so a second one begins before only with a
+higher priority, and that one may preempt the first: room is never held by prefills that wait for each other. And one sequence alone
+always fits, as the context length is cut to the pool.
+
+A preempted sequence waits with its old rank; its full blocks stay cached, so that going on costs little.
 
 A waiting request whose next block another sequence is computing in this very step waits for it instead of computing it again. It
 holds nothing meanwhile and the other one moves on with each step, so nothing can wait in a circle.
@@ -103,8 +105,6 @@ class Scheduler:
         self._plan_decodes(step)
         self._plan_prefills(step)
         self._plan_admissions(step, now_s)
-        if not step.counts and self._running:
-            self._force(step)
         return [
             Chunk(sequence, sequence.computed, count, count == sequence.remaining)
             for sequence, count in step.counts.items()
@@ -174,7 +174,7 @@ class Scheduler:
             self._schedule(sequence, min(sequence.remaining, step.budget, self._room(sequence)), step)
 
     def _make_room_for(self, sequence: TokenSequence, matched: list[int], step: "_Step") -> bool:
-        """Whether the whole prompt fits beside what runs (a block of growth for each).
+        """Whether the whole prompt fits beside what runs (the rest of each prompt, a block of growth for each output).
 
         Lower priorities are preempted for it, as many as it takes, and none when all of them would not be enough.
         """
@@ -191,15 +191,9 @@ class Scheduler:
             return True
         total = -(-len(sequence.tokens) // self._limits.block_size)
         wanted = total - len(matched) + self._pool.count_cached(matched)
-        growth = sum(s.remaining == 1 for s in running)
+        growth = sum(1 if s.remaining == 1 else self._blocks_missing(s, s.remaining) for s in running)
         available = self._pool.available + self._pool.count_freed((s.table for s in without), matched)
         return len(running) < self._limits.max_num_seqs and wanted + growth <= available
-
-    def _force(self, step: "_Step") -> None:
-        sequence = self._running[0]
-        while self._room(sequence) == 0:
-            self._preempt(self._running[-1], step)
-        self._schedule(sequence, min(sequence.remaining, step.budget, self._room(sequence)), step)
 
     def _is_being_computed(self, key: bytes | None, step: "_Step") -> bool:
         return key is not None and self._computing.get(key) in step.counts
