@@ -47,6 +47,7 @@ class KvbmApp:
             changed=self._changed,
             absent_grace_s=settings.absent_grace_s,
             clock=self._clock,
+            spawn=service.spawn,
             log=service.log,
         )
         self._blocks = blocks.BlockRequests(self.pools, attaching, changed=self._changed, clock=self._clock)

@@ -1,13 +1,20 @@
 """AttachPool: find the pool for a worker's blocks, or make it."""
 
 import asyncio
-from collections.abc import Callable, Container
-from typing import Any
+from collections.abc import Callable, Container, Coroutine
+from typing import Any, Protocol
 
 from kvbus_kvbm.adapters.arenas import Arenas
 from kvbus_kvbm.core.errors import KvbmError
 from kvbus_kvbm.core.pools import OpenPool, Pools, PoolSpec
 from kvbus_wire.kvbm import AttachedPool, AttachPool
+
+
+class Spawn(Protocol):
+    def __call__(
+        self, coro: Coroutine[Any, Any, AttachedPool | KvbmError], *, name: str
+    ) -> asyncio.Task[AttachedPool | KvbmError]:
+        """Start a task that belongs to the service."""
 
 
 class Attaching:
@@ -24,6 +31,7 @@ class Attaching:
         changed: Callable[[OpenPool], None],
         absent_grace_s: float,
         clock: Callable[[], float],
+        spawn: Spawn,
         log: Any,
     ) -> None:
         self._pools = pools
@@ -34,11 +42,28 @@ class Attaching:
         self._changed = changed
         self._absent_grace_s = absent_grace_s
         self._clock = clock
+        self._spawn = spawn
         self._log = log
         self._lock = asyncio.Lock()
 
     async def attach(self, request: AttachPool) -> AttachedPool:
-        """Idempotent. A request that waits for a pool being made, and is sent again, finds it. Raise KvbmError."""
+        """Idempotent. A request that waits for a pool being made, and is sent again, finds it. Raise KvbmError.
+
+        Making a pool goes on when the asker's deadline has passed and this call is cancelled: broken off, it would leave its memory
+        behind, and the asker, coming again, would find no room.
+        """
+        outcome = await asyncio.shield(self._spawn(self._outcome(request), name="attach pool"))
+        if isinstance(outcome, KvbmError):
+            raise outcome
+        return outcome
+
+    async def _outcome(self, request: AttachPool) -> AttachedPool | KvbmError:
+        try:
+            return await self._attach(request)
+        except KvbmError as error:
+            return error
+
+    async def _attach(self, request: AttachPool) -> AttachedPool:
         spec = PoolSpec(request.model, request.kv_layout, request.block_bytes, request.block_size)
         async with self._lock:
             pool = self._pools.find(spec) or await self._make(spec)
