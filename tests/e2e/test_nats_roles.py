@@ -1,0 +1,56 @@
+"""The shipped NATS configuration with one user per role: the system works with it, and nobody asks for more than the role has."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.timing import eventually_sync
+from kvbus_testkit.up import KvbusUp, run_kvbus
+
+ROLES = ("frontend", "router", "indexer", "worker", "kvbm")
+CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "nats" / "nats-roles.conf"
+QUESTION = [{"role": "user", "content": "A prompt of several blocks, so that there is something to keep. " * 4}]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[NatsServer]:
+    for role in (*ROLES, "operator"):
+        monkeypatch.setenv(f"{role.upper()}_PASSWORD", f"secret-of-{role}")
+    with NatsServer(extra=CONFIG.read_text().replace('include "nats.conf"', ""), max_payload_bytes=8 << 20) as server:
+        yield server
+
+
+def test_every_role_has_what_it_needs_and_nothing_is_refused(
+    server: NatsServer, start_system: Callable[..., KvbusUp]
+) -> None:
+    credentials = [
+        argument
+        for role in ROLES
+        for argument in ("--set", f"{role}.nats_user={role}", "--set", f"{role}.nats_password=secret-of-{role}")
+    ]
+    system = start_system("--nats", server.url, *credentials)
+    first = system.chat(QUESTION, max_tokens=8)
+    second = system.chat(QUESTION, max_tokens=8)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] // 16 * 16 - 16
+
+    operator = ("--nats-user", "operator", "--nats-password", "secret-of-operator")
+
+    def tiers() -> set[str]:
+        result = run_kvbus("events", "--nats", server.url, *operator, "--from", "all", "--no-follow", "--json")
+        assert result.returncode == 0, result.stderr
+        return {str(json.loads(line)["tier"]) for line in result.stdout.splitlines()}
+
+    eventually_sync(lambda: tiers() == {"g1", "g2"}, what="events of workers and kvbm")
+    system.interrupt()
+    assert system.wait() == 0, system.output
+    refused = [line for line in server.log_file.read_text().splitlines() if "Violation" in line]
+    assert refused == []
+
+
+def test_a_role_cannot_do_what_belongs_to_another(server: NatsServer) -> None:
+    result = run_kvbus("events", "--nats", server.url, "--nats-user", "router", "--nats-password", "secret-of-router")
+    assert result.returncode == 1
+    assert "Violation" in server.log_file.read_text()
