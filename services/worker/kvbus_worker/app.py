@@ -102,12 +102,13 @@ class WorkerApp:
             metrics=self._metrics,
             log=service.log,
         )
+        self._control: ControlHandler | None = None
         self._closed = False
 
     async def serve(self) -> None:
         """Serve, then register."""
         service, settings = self._service, self._settings
-        control = ControlHandler(
+        control = self._control = ControlHandler(
             self._runner,
             self._store,
             Snapshots(
@@ -154,6 +155,8 @@ class WorkerApp:
         self._closed = True
         self._service.health.set("engine", False, "closed")
         self._frontends.close()
+        if self._control is not None:
+            self._control.close()
         if self._kvbm is not None:
             self._kvbm.close()
         await self._engine.stop()

@@ -336,7 +336,7 @@ async def test_load_is_reported_on_change_and_when_idle(nats_server: NatsServer,
 
 
 async def test_block_events_and_snapshots_tell_the_same(nats_server: NatsServer, namespace: str) -> None:
-    async with stage(nats_server, namespace, kv_blocks=32, snapshot_chunk_blocks=3) as at:
+    async with stage(nats_server, namespace, kv_blocks=32, snapshot_chunk_blocks=3, snapshot_ttl_s=1.0) as at:
         events: list[KvEvents] = []
         subject = at.frontend.bus.subjects.kv_events("mock", "w1")
 
@@ -378,6 +378,7 @@ async def test_block_events_and_snapshots_tell_the_same(nats_server: NatsServer,
                         seen.difference_update(unpack_keys(keys))
         assert seen == set(held)
         assert 0 < len(held) <= 32
+        await eventually(lambda: at.metric("snapshots_held") == 0, what="the end of the snapshot")
 
 
 async def test_the_requests_of_a_frontend_that_left_are_ended(nats_server: NatsServer, namespace: str) -> None:

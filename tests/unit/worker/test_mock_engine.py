@@ -305,3 +305,20 @@ async def test_rates_are_measured() -> None:
         engine.submit(request())
         await recorder.end_of("r")
         assert engine.load().prefill_tokens_per_s != prior.prefill_tokens_per_s
+
+
+async def test_a_preempted_request_recomputes_and_says_the_same() -> None:
+    stopping = Stopping(max_tokens=60, ignore_eos=True)
+    prompts = {f"r{i}": [i] * 40 for i in range(4)}
+    async with running() as (roomy, undisturbed), running(total_blocks=10) as (tight, recorder):
+        for request_id, tokens in prompts.items():
+            roomy.submit(request(request_id, tokens, stopping=stopping))
+            tight.submit(request(request_id, tokens, stopping=stopping))
+        await undisturbed.end_of(*prompts)
+        await recorder.end_of(*prompts)
+        assert tight.scheduler.preemptions > 0
+        assert roomy.scheduler.preemptions == 0
+        for request_id in prompts:
+            assert recorder.tokens(request_id) == undisturbed.tokens(request_id)
+            assert [start for start, _ in recorder.deltas(request_id)] == list(range(60))
+        tight.scheduler.check_integrity()

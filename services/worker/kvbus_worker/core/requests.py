@@ -22,6 +22,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     resumed: int
     accepted_at: float
+    trace: str = ""
     submitted: bool = False
     cancelled: bool = False
     verdict: ErrorReply | None = None

@@ -30,7 +30,7 @@ class Snapshots:
 
     def __init__(self, *, limit: int, ttl_s: float, chunk_blocks: int) -> None:
         self._limit = limit
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self._chunk_blocks = chunk_blocks
         self._held: dict[str, _Held] = {}
         self._made = 0
@@ -56,7 +56,7 @@ class Snapshots:
         if not 0 <= cursor <= len(held.links):
             raise EngineError(ErrorCode.INVALID_REQUEST, "the cursor is outside of the snapshot", param="cursor")
         end = min(cursor + self._chunk_blocks, len(held.links))
-        held.expires_at = now + self._ttl_s
+        held.expires_at = now + self.ttl_s
         # The last chunk may be asked for again: a reply can be lost.
         next_cursor = end if end < len(held.links) else None
         return SnapshotPart(snapshot_id, held.kv_seq, _chains(held.links[cursor:end]), next_cursor)

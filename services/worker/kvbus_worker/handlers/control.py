@@ -1,5 +1,6 @@
 """Control messages: cancel, replay of step frames, block snapshots, drain."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -58,6 +59,7 @@ class ControlHandler:
         self._incarnation = incarnation
         self._model = model
         self._metrics = metrics
+        self._forget: asyncio.TimerHandle | None = None
 
     async def __call__(self, message: Message, context: RequestContext) -> Message:
         match message:
@@ -73,6 +75,22 @@ class ControlHandler:
                 return Done()
         raise AssertionError(f"{type(message).__name__} is no control message")
 
+    def close(self) -> None:
+        if self._forget is not None:
+            self._forget.cancel()
+
+    def _forget_later(self) -> None:
+        """What nobody comes back for goes, also when no other snapshot is asked for."""
+        if self._forget is None and len(self._snapshots):
+            loop = asyncio.get_running_loop()
+            self._forget = loop.call_later(self._snapshots.ttl_s, self._forget_now)
+
+    def _forget_now(self) -> None:
+        self._forget = None
+        self._snapshots.expire(self._clock())
+        self._metrics.snapshots.set(len(self._snapshots))
+        self._forget_later()
+
     def _snapshot(self, message: BlockSnapshot) -> BlockSnapshotChunk:
         # Store and event number belong together: both change in the same call of the step handler.
         try:
@@ -81,6 +99,7 @@ class ControlHandler:
             raise RequestFailed(error.reply) from error
         finally:
             self._metrics.snapshots.set(len(self._snapshots))
+            self._forget_later()
         return BlockSnapshotChunk(
             snapshot_id=part.snapshot_id,
             instance_id=self._instance_id,

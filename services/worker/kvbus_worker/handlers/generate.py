@@ -75,6 +75,7 @@ class GenerateHandler:
             prompt_tokens=len(admitted.request.tokens) - message.resumed,
             resumed=message.resumed,
             accepted_at=time.monotonic(),
+            trace=message.trace,
         )
         self._runner.open(request, message.deadline_ms)
         if self._kvbm is not None and self._kvbm.can_onboard(admitted.keys):

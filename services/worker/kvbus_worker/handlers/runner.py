@@ -11,6 +11,9 @@ from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.core.requests import OpenRequest, RequestTable
 from kvbus_worker.engines.base import Engine, EngineRequest
 
+_LONGEST_TIMER_S = 30 * 86_400.0
+"""Event loops take no timers of any length; what runs longer than this is ended, too."""
+
 
 class StepOutbox(Protocol):
     """Where a frontend's share of a step goes: `kvbus_runtime.streams.sender.StepSender`."""
@@ -65,7 +68,7 @@ class RequestRunner:
         """Accept a request. Raise EngineError when there is no room."""
         self._table.open(request)
         loop = asyncio.get_running_loop()
-        remaining_s = max(deadline_ms / 1000 - time.time(), 0.0)
+        remaining_s = min(max(deadline_ms / 1000 - time.time(), 0.0), _LONGEST_TIMER_S)
         self._timers[request.request_id] = loop.call_later(remaining_s, self._deadline_passed, request.request_id)
         self._idle.clear()
         self._outbox.open(request.request_id, request.frontend_id)
@@ -160,6 +163,7 @@ class RequestRunner:
             queue_s=round(ended.usage.queue_s, 6),
             prefill_s=round(ended.usage.prefill_s, 6),
             total_s=round(seconds, 6),
+            trace=request.trace or None,
         )
         self._closed(ended.request_id)
 

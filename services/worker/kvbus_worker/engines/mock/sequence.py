@@ -63,19 +63,26 @@ class Sequence:
     def keys(self, tokens: int) -> Seq[bytes]:
         """Keys of the whole blocks in the first ``tokens`` tokens."""
         count = tokens // self._block_size
+        self._compute_keys(count)
+        return self._keys[:count]
+
+    def _compute_keys(self, count: int) -> None:
         if count > len(self._keys):
             size = self._block_size * TOKEN_BYTES
             self._packed += pack_tokens(self.tokens[len(self._packed) // TOKEN_BYTES :])
             parent = self._keys[-1] if self._keys else ROOT
             fresh = memoryview(self._packed)[len(self._keys) * size : count * size]
             self._keys += chain_keys(self.request.domain_key, fresh, self._block_size, parent)
-        return self._keys[:count]
 
     def block(self, index: int) -> tuple[bytes, bytes, bytes]:
         """Parent key, key and packed tokens of a full block."""
-        keys = self.keys((index + 1) * self._block_size)
+        self._compute_keys(index + 1)
         size = self._block_size * TOKEN_BYTES
-        return keys[index - 1] if index else ROOT, keys[index], self._packed[index * size : (index + 1) * size]
+        return (
+            self._keys[index - 1] if index else ROOT,
+            self._keys[index],
+            self._packed[index * size : (index + 1) * size],
+        )
 
     def next_group(self) -> int:
         """How many output tokens the next emission has; 0: it is the stop token, or the end."""
