@@ -1,11 +1,14 @@
 """Workers that fail, clients that leave or do not read, limits, and the end of the service."""
 
 import asyncio
+import json
+import socket
 from contextlib import suppress
 from typing import Any
 
 import aiohttp
 import pytest
+import yarl
 
 from kvbus_runtime.errors import RequestFailed
 from kvbus_testkit.timing import eventually
@@ -246,23 +249,36 @@ async def test_text_that_waits_is_sent_together(cluster: Any) -> None:
     assert cluster.text(events) == "x" * 200
 
 
-async def test_a_client_that_does_not_read_is_cut_off(cluster: Any) -> None:
-    await cluster.start(stream_buffer_chars=100_000, write_timeout_s=0.3)
+@pytest.mark.parametrize(
+    ("settings", "reasons"),
+    [
+        ({"write_timeout_s": 0.3}, {"client_disconnected"}),
+        ({"stream_buffer_chars": 100_000}, {"slow_client"}),
+    ],
+)
+async def test_a_client_that_does_not_read_is_cut_off(
+    cluster: Any, settings: dict[str, Any], reasons: set[str]
+) -> None:
+    await cluster.start(**settings)
 
     async def play(output: Any) -> None:
         await output.started()
         while not cluster.worker.cancels:
-            await output.say(b"x" * 5_000)
-            await asyncio.sleep(0)
+            await output.say(b"x" * 20_000)
+            await cluster.worker.service.bus.flush()
 
     cluster.worker.play = play
-    async with cluster.session.post(CHAT, json=cluster.body(stream=True)) as response:
-        assert response.status == 200
-        await eventually(lambda: cluster.worker.cancels)
-        assert cluster.worker.cancels[0].reason in ("slow_client", "client_disconnected")
-        await eventually(lambda: cluster.metric("requests_in_flight") == 0)
-        with suppress(aiohttp.ClientError):
-            await response.read()
+    body = json.dumps(cluster.body(stream=True)).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        url = yarl.URL(cluster.url)
+        client.connect((url.host, url.port))
+        client.sendall(
+            b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (CHAT.encode(), len(body), body)
+        )
+        await eventually(lambda: cluster.worker.cancels, timeout_s=30)
+    assert cluster.worker.cancels[0].reason in reasons
+    await eventually(lambda: cluster.metric("requests_in_flight") == 0)
 
 
 async def test_requests_over_the_limit_are_told_to_come_back(cluster: Any) -> None:
