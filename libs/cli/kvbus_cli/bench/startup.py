@@ -40,6 +40,8 @@ READY_TIMEOUT_S = 60.0
 SETTLE_S = 2.0
 """After the last start, before the idle measurement: first reports and leases are out of the way."""
 PROBE_INTERVAL_S = 0.01
+BLOCK_BYTES = 360 << 10
+"""Of the mock engine, as large as those of the small real model: kvbm keeps a record per block that fits into its memory."""
 
 
 class ServiceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +98,14 @@ async def measure(state_dir: Path, model: str, workers: int, idle_s: float) -> S
     (state_dir / "logs").mkdir()
     processes = ProcessSet(state_dir / "logs", lambda child: None)
     free_port = free_port_picker(random.Random())
-    options = UpOptions(engine="mock", model=model, workers=workers, http_port=free_port(), drain_timeout_s=2.0)
+    options = UpOptions(
+        engine="mock",
+        model=model,
+        workers=workers,
+        http_port=free_port(),
+        drain_timeout_s=2.0,
+        overrides=(("worker", "mock_block_bytes", str(BLOCK_BYTES)),),
+    )
     begun = time.monotonic()
     try:
         _, nats_url = await start_nats(processes, state_dir)
