@@ -102,15 +102,28 @@ def _decoder(types: tuple[type[Message], ...]) -> Decoder:
 
 
 class Bus:
-    """See the module. ``tasks`` owns everything that runs; use `Service.bus`, or `open_bus` outside of a service."""
+    """See the module. Use `Service.bus`, or `open_bus` outside of a service.
 
-    def __init__(self, settings: CommonSettings, *, name: str, log: Any, metrics: Metrics, tasks: Tasks) -> None:
+    ``tasks`` owns everything that runs, but the connection when ``link_tasks`` is given.
+    """
+
+    def __init__(
+        self,
+        settings: CommonSettings,
+        *,
+        name: str,
+        log: Any,
+        metrics: Metrics,
+        tasks: Tasks,
+        link_tasks: Tasks | None = None,
+    ) -> None:
         self.settings = settings
         self.subjects = Subjects(settings.namespace)
         self.endpoints: dict[int, EndpointStats] = {}
         self.log = log
         self.metrics = metrics
         self.tasks = tasks
+        self._link_tasks = link_tasks or tasks
         self._link = Link(
             settings, name=name, log=log, on_up=self._came_up, on_down=self._went_down, on_error=self._async_error
         )
@@ -140,7 +153,7 @@ class Bus:
         """Connect; returns when the bus is there, however long that takes. Raise UnsupportedServer."""
         entry = _Entry(f"{self._inbox}.*", "", self._on_reply, 512 << 20)
         self._entries[next(self._numbers)] = entry
-        self.tasks.spawn(self._link.run(), name="bus link")
+        self._link_tasks.spawn(self._link.run(), name="bus link")
         await self._first_up.wait()
 
     @property

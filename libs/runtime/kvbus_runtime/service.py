@@ -29,7 +29,7 @@ from kvbus_runtime.health import Health, HealthServer
 from kvbus_runtime.metrics import Metrics
 from kvbus_runtime.micro import MicroResponder
 from kvbus_runtime.settings import EXIT_BAD_CONFIG, BadSettings, CommonSettings, effective
-from kvbus_runtime.tasks import Tasks, first_cause
+from kvbus_runtime.tasks import Tasks
 from kvbus_wire.records import InstanceRecord, KvbmRecord, WorkerRecord
 
 EXIT_STOPPED = 0
@@ -68,7 +68,7 @@ def kvbus_version() -> str:
 class Service:
     """What an app gets from its host. Everything spawned here is owned by one task group."""
 
-    def __init__(self, name: str, settings: CommonSettings, tasks: Tasks) -> None:
+    def __init__(self, name: str, settings: CommonSettings, tasks: Tasks, bus_tasks: Tasks) -> None:
         self.name = name
         self.settings = settings
         self.instance_id = settings.instance_id or f"{name}-{secrets.token_hex(4)}"
@@ -78,7 +78,9 @@ class Service:
         self.metrics = Metrics(name)
         self.health = Health(self.metrics)
         self._tasks = tasks
-        self.bus = Bus(settings, name=self.instance_id, log=self.log, metrics=self.metrics, tasks=tasks)
+        self.bus = Bus(
+            settings, name=self.instance_id, log=self.log, metrics=self.metrics, tasks=tasks, link_tasks=bus_tasks
+        )
         self.directory = Directory(self.bus, settings.lease_ttl_s)
         self._registration = Registration(self.bus, settings.lease_ttl_s)
         self._record: InstanceRecord | None = None
@@ -154,12 +156,17 @@ class Service:
         close = self.spawn(_logged(app.close(), self.log, "close_failed"), name="close")
         await asyncio.wait([close], timeout=CLOSE_S)
 
-    async def _farewell(self) -> None:
-        """Runs outside of the task group, so also after a crash."""
+    async def _farewell(self, crashed_app: App | None) -> None:
+        """Runs outside of the service's task group, so also after a crash."""
+        if crashed_app is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await _logged(crashed_app.close(), self.log, "close_failed")
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await self._registration.remove()
         await self.bus.close()
+        self.log.info("stopped", reason=self._stop_reason)
 
 
 def _draining(record: InstanceRecord) -> InstanceRecord:
@@ -182,42 +189,36 @@ async def _serve(
     started: Callable[[Service, App], None],
     created: Callable[[Service], None],
 ) -> None:
-    """Run a service until `Service.stop`. Raise the first cause of a crash."""
-    server: HealthServer | None = None
-    service: Service | None = None
-    app: App | None = None
-    try:
-        async with Tasks() as tasks:
-            service = Service(name, settings, tasks)
-            created(service)
-            service.log.info("settings", **effective(settings))
-            if settings.health_port >= 0:
-                server = HealthServer(service.health, settings.health_host, settings.health_port)
-                await server.start()
-                service.health_url = server.url
-            app = await _start_app(service, settings, start)
-            if app is not None:
-                service.log.info("started", health=service.health_url, incarnation=service.incarnation)
-                started(service, app)
-                await service._stop.wait()
-                await service._drain(app)
-                await service._close_app(app)
-            await service._farewell()
-            service.log.info("stopped", reason=service._stop_reason)
-    except BaseException as problem:
-        if service is not None:
-            await service._farewell()
-        if app is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
-                    await _logged(app.close(), logs.get_logger(service=name), "close_failed")
-        cause = first_cause(problem)
-        if cause is problem:
-            raise
-        raise cause from None
-    finally:
-        if server is not None:
-            await server.stop()
+    """Run a service until `Service.stop`. Raise the first cause of a crash.
+
+    The connection lives in a task group around the service's own, so that a crashed service can still take its record back.
+    """
+    async with Tasks() as bus_tasks:
+        service: Service | None = None
+        server: HealthServer | None = None
+        app: App | None = None
+        try:
+            async with Tasks() as tasks:
+                service = Service(name, settings, tasks, bus_tasks)
+                created(service)
+                service.log.info("settings", **effective(settings))
+                if settings.health_port >= 0:
+                    server = HealthServer(service.health, settings.health_host, settings.health_port)
+                    await server.start()
+                    service.health_url = server.url
+                app = await _start_app(service, settings, start)
+                if app is not None:
+                    service.log.info("started", health=service.health_url, incarnation=service.incarnation)
+                    started(service, app)
+                    await service._stop.wait()
+                    await service._drain(app)
+                    closing, app = app, None
+                    await service._close_app(closing)
+        finally:
+            if service is not None:
+                await service._farewell(app)
+            if server is not None:
+                await server.stop()
 
 
 async def _start_app(service: Service, settings: S, start: StartApp[S]) -> App | None:

@@ -11,7 +11,8 @@ CANCEL_AGAIN_S = 0.5
 
 
 class Tasks:
-    """An async context manager. Leaving it cancels what still runs; a crashed task cancels the body and is raised at the end."""
+    """An async context manager. Leaving it cancels what still runs. A crashed task cancels the body, and its error is raised
+    at the end: the first one as it is, with notes about others."""
 
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
@@ -27,7 +28,13 @@ class Tasks:
     ) -> None:
         self._closed = True
         await self.cancel()
-        await self._group.__aexit__(kind, error, trace)
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            cause = first_cause(group)
+            for other in group.exceptions[1:]:
+                cause.add_note(f"also failed: {other!r}")
+            raise cause from cause.__cause__
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a task. Raise RuntimeError when the group is closing."""
