@@ -28,7 +28,6 @@ class NvExt(msgspec.Struct, frozen=True):
     annotations: list[str] | None = None
     extra_fields: list[str] | None = None
     greed_sampling: bool | None = None
-    use_raw_prompt: bool | None = None
     token_data: list[UInt32] | None = None
 
 

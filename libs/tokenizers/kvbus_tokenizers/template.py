@@ -5,6 +5,7 @@ expect (their ``apply_chat_template`` is the reference).
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -83,8 +84,11 @@ class ChatTemplate:
         self.source = source
         text = source + (tools_source or "")
         special = [token for token in tokenizer.added_tokens.values() if token.special]
+        # White space and words are vocabulary, whoever writes them; a marker is something like <think> or [TOOL_CALLS].
         markers = [
-            t for t in tokenizer.added_tokens.values() if not t.special and t.content.strip() and t.content in text
+            token
+            for token in tokenizer.added_tokens.values()
+            if not token.special and token.content in text and re.search(r"[^\w\s]", token.content)
         ]
         self._control = ControlTokens(special, markers)
         self._names = dict(tokenizer.named_tokens)

@@ -25,7 +25,9 @@ def trained() -> str:
     native.train_from_iterator(CORPUS, trainer)
     native.post_processor = processors.TemplateProcessing(single=f"{SPECIAL} $A", special_tokens=[(SPECIAL, 0)])
     model = json.loads(native.to_str())
-    model["added_tokens"].append({**model["added_tokens"][0], "id": len(model["model"]["vocab"]), "content": MARKER, "special": False})
+    model["added_tokens"].append(
+        {**model["added_tokens"][0], "id": len(model["model"]["vocab"]), "content": MARKER, "special": False}
+    )
     # Limits in the file are for training: prompts are never cut or padded.
     model["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
     return json.dumps(model)
