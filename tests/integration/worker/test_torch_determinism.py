@@ -38,6 +38,7 @@ class Reference:
         self.config = json.loads((folder / "config.json").read_text())
         self.weights = {name: value.to(dtype) for name, value in load_file(folder / "model.safetensors").items()}
         self.dtype = dtype
+        self.output_length = 14 if self.config["hidden_size"] > 500 else 24  # of the tests: real models take their time
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         c = self.config
@@ -111,7 +112,7 @@ class Driver:
         self.ended: dict[str, Ended] = {}
         self.blocks: list[BlockEvent] = []
 
-    def submit(self, request_id: str, tokens: Sequence[int], max_tokens: int = 24, **fields: Any) -> None:
+    def submit(self, request_id: str, tokens: Sequence[int], max_tokens: int, **fields: Any) -> None:
         request = EngineRequest(
             request_id=request_id,
             tokens=tokens,
@@ -191,37 +192,37 @@ def test_batching_with_others_changes_nothing(reference: Reference, folder: Path
     driver = Driver(folder, max_num_seqs=4)
     prompts = {f"{i}": prompt(reference, i, length) for i, length in enumerate((3, 50, 17, 16, 33, 1))}
     for i, (request_id, tokens) in enumerate(prompts.items()):
-        driver.submit(request_id, tokens)
+        driver.submit(request_id, tokens, reference.output_length)
         for _ in range(i):
             driver.step()
     driver.run()
     for request_id, tokens in prompts.items():
-        assert_greedy(reference, tokens, driver.output[request_id], 24)
+        assert_greedy(reference, tokens, driver.output[request_id], reference.output_length)
 
 
 def test_a_prefill_in_chunks_beside_decoding_requests_changes_nothing(reference: Reference, folder: Path) -> None:
     driver = Driver(folder, max_batched_tokens=11)
     prompts = {f"{i}": prompt(reference, 10 + i, length) for i, length in enumerate((90, 5, 47))}
     for request_id, tokens in prompts.items():
-        driver.submit(request_id, tokens, 12)
+        driver.submit(request_id, tokens, reference.output_length // 2)
     driver.run()
     for request_id, tokens in prompts.items():
-        assert_greedy(reference, tokens, driver.output[request_id], 12)
+        assert_greedy(reference, tokens, driver.output[request_id], reference.output_length // 2)
 
 
 def test_a_reused_prefix_changes_nothing(reference: Reference, folder: Path) -> None:
     driver = Driver(folder)
     first = prompt(reference, 20, 45)
-    driver.submit("first", first)
+    driver.submit("first", first, 24)
     driver.run()
     second = first + driver.output["first"] + prompt(reference, 21, 10)
-    driver.submit("second", second)
-    driver.submit("branch", second[:40] + prompt(reference, 22, 20))
+    driver.submit("second", second, reference.output_length)
+    driver.submit("branch", second[:40] + prompt(reference, 22, 20), reference.output_length)
     driver.run()
     assert driver.started["second"].cached_tokens == 64
     assert driver.started["branch"].cached_tokens == 32
-    assert_greedy(reference, second, driver.output["second"], 24)
-    assert_greedy(reference, second[:40] + prompt(reference, 22, 20), driver.output["branch"], 24)
+    assert_greedy(reference, second, driver.output["second"], reference.output_length)
+    assert_greedy(reference, second[:40] + prompt(reference, 22, 20), driver.output["branch"], reference.output_length)
 
 
 def test_a_prefix_imported_from_another_engine_changes_nothing(reference: Reference, folder: Path) -> None:
@@ -237,32 +238,32 @@ def test_a_prefix_imported_from_another_engine_changes_nothing(reference: Refere
     assert source.compute.export_blocks(keys, data) == [True] * 4
     assert target.compute.import_blocks(ROOT, keys, packed, data)[0] == 4
     target.compute.scheduler.check_integrity()
-    target.submit("a", tokens)
+    target.submit("a", tokens, reference.output_length)
     target.run()
     assert target.started["a"].cached_tokens == 64
-    assert_greedy(reference, tokens, target.output["a"], 24)
+    assert_greedy(reference, tokens, target.output["a"], reference.output_length)
 
 
 def test_preemption_and_resumption_change_nothing(reference: Reference, folder: Path) -> None:
-    driver = Driver(folder, total_blocks=9)
+    driver, length = Driver(folder, total_blocks=9), reference.output_length + 6
     prompts = {f"{i}": prompt(reference, 40 + i, 30 + 7 * i) for i in range(4)}
     for request_id, tokens in prompts.items():
-        driver.submit(request_id, tokens, 40)
+        driver.submit(request_id, tokens, length)
     driver.run()
     assert driver.compute.scheduler.preemptions > 0
     for request_id, tokens in prompts.items():
-        assert_greedy(reference, tokens, driver.output[request_id], 40)
+        assert_greedy(reference, tokens, driver.output[request_id], length)
 
 
 def test_a_request_that_moved_to_another_engine_changes_nothing(reference: Reference, folder: Path) -> None:
     source, target = Driver(folder), Driver(folder)
     tokens = prompt(reference, 50, 40)
-    source.submit("a", tokens)
+    source.submit("a", tokens, reference.output_length)
     while len(source.output.get("a", ())) < 9:
         source.step()
-    target.submit("a", tokens + source.output["a"], resumed=9)
+    target.submit("a", tokens + source.output["a"], reference.output_length, resumed=9)
     target.run()
-    assert_greedy(reference, tokens, source.output["a"][:9] + target.output["a"], 24)
+    assert_greedy(reference, tokens, source.output["a"][:9] + target.output["a"], reference.output_length)
 
 
 def test_attention_padded_over_the_batch_changes_nothing(reference: Reference, folder: Path) -> None:
@@ -271,23 +272,28 @@ def test_attention_padded_over_the_batch_changes_nothing(reference: Reference, f
     driver.compute.model._padded = True
     prompts = {f"{i}": prompt(reference, 60 + i, 5 + 20 * i) for i in range(4)}
     for request_id, tokens in prompts.items():
-        driver.submit(request_id, tokens, 12)
+        driver.submit(request_id, tokens, reference.output_length // 2)
     driver.run()
     for request_id, tokens in prompts.items():
-        assert_greedy(reference, tokens, driver.output[request_id], 12)
+        assert_greedy(reference, tokens, driver.output[request_id], reference.output_length // 2)
 
 
 def test_seeded_draws_depend_neither_on_the_batch_nor_on_the_worker(reference: Reference, folder: Path) -> None:
     sampling = Sampling(temperature=0.9, top_p=0.95, seed=1234)
     tokens = prompt(reference, 70, 21)
     alone, busy, moved = Driver(folder), Driver(folder), Driver(folder)
-    alone.submit("a", tokens, sampling=sampling)
+    alone.submit("a", tokens, reference.output_length, sampling=sampling)
     alone.run()
     for i in range(3):
-        busy.submit(f"{i}", prompt(reference, 71 + i, 30), sampling=msgspec.structs.replace(sampling, seed=i))
-    busy.submit("a", tokens, sampling=sampling)
+        busy.submit(
+            f"{i}",
+            prompt(reference, 71 + i, 30),
+            reference.output_length,
+            sampling=msgspec.structs.replace(sampling, seed=i),
+        )
+    busy.submit("a", tokens, reference.output_length, sampling=sampling)
     busy.run()
-    moved.submit("a", tokens + alone.output["a"][:10], sampling=sampling, resumed=10)
+    moved.submit("a", tokens + alone.output["a"][:10], reference.output_length, sampling=sampling, resumed=10)
     moved.run()
     assert busy.output["a"] == alone.output["a"]
     assert moved.output["a"] == alone.output["a"][10:]
