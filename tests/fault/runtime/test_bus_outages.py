@@ -188,7 +188,8 @@ async def test_parts_that_were_lost_with_the_server_side_are_sent_again(server: 
     async with buses(server) as (one, two):
         first = await one.serve("s", [Cancel], done)
         parts = 0
-        original = two.request_bytes
+        requester = two._requester
+        original = requester.request_bytes
 
         async def restart_in_the_middle(subject: str, data: bytes, **fields: object) -> object:
             nonlocal parts, first
@@ -198,7 +199,7 @@ async def test_parts_that_were_lost_with_the_server_side_are_sent_again(server: 
                 first = await one.serve("s", [Cancel], done)
             return await original(subject, data, **fields)  # type: ignore[arg-type]
 
-        two.request_bytes = restart_in_the_middle  # type: ignore[assignment,method-assign]
+        requester.request_bytes = restart_in_the_middle  # type: ignore[assignment,method-assign]
         message = cancel("x" * 3_000_000)
         assert await two.request("s", message, Done, timeout_s=WAIT_S, in_parts=True) == Done()
         assert parts > 4
@@ -210,7 +211,7 @@ async def test_nobody_is_taken_for_gone_by_a_restart(server: NatsServer, wipe: b
         running_service(server.url, "n", name="worker", lease_ttl_s=2) as worker,
         running_service(server.url, "n", name="router", lease_ttl_s=2) as router,
     ):
-        await eventually(lambda: router.directory.get(worker.instance_id))
+        await eventually(lambda: all(router.directory.get(s.instance_id) for s in (worker, router)))
         changes: list[str] = []
         router.directory.on_change(lambda record, change: changes.append(f"{record.service} {change}"))
         changes.clear()
@@ -239,7 +240,7 @@ async def test_nobody_is_taken_for_gone_by_a_restart(server: NatsServer, wipe: b
 async def test_who_dies_during_an_outage_is_gone_one_lease_after_it(server: NatsServer) -> None:
     async with running_service(server.url, "n", name="router", lease_ttl_s=2) as router:
         async with running_service(server.url, "n", name="worker", lease_ttl_s=2) as worker:
-            await eventually(lambda: router.directory.get(worker.instance_id))
+            await eventually(lambda: all(router.directory.get(s.instance_id) for s in (worker, router)))
             server.kill()
             await lost(worker.bus)
             await lost(router.bus)
@@ -254,7 +255,7 @@ async def test_a_long_outage_drops_nobody(server: NatsServer) -> None:
         running_service(server.url, "n", name="worker", lease_ttl_s=2) as worker,
         running_service(server.url, "n", name="router", lease_ttl_s=2) as router,
     ):
-        await eventually(lambda: router.directory.get(worker.instance_id))
+        await eventually(lambda: all(router.directory.get(s.instance_id) for s in (worker, router)))
         changes: list[str] = []
         router.directory.on_change(lambda record, change: changes.append(f"{record.service} {change}"))
         changes.clear()
