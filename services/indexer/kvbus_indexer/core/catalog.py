@@ -151,14 +151,14 @@ class Catalog:
             instance.lag = Lag(feed, report.kv_seq, now)
             self.attention = True
 
-    # -- queries
+    # -- queries (the counts are also read by the thread that renders the metrics, hence the copies)
 
     def match(self, model: str, keys: Sequence[int]) -> tuple[Match, ...]:
         found = self.content.match(model, keys)
         return tuple(Match(instance_id=owner.instance_id, tier=owner.tier, depth=d) for owner, d in found.items())
 
     def in_phase(self, phase: Phase) -> int:
-        return sum(instance.phase is phase for instance in self._instances.values())
+        return sum(instance.phase is phase for instance in list(self._instances.values()))
 
     @property
     def instances(self) -> int:
@@ -166,13 +166,12 @@ class Catalog:
 
     @property
     def partial_instances(self) -> int:
-        return sum(instance.partial for instance in self._instances.values())
+        return sum(instance.partial for instance in list(self._instances.values()))
 
     def workers_without_events(self) -> list[str]:
         """Workers of which no event was ever applied: idle ones, and those whose events do not reach the stream."""
-        return [
-            i.instance_id for i in self._instances.values() if i.service == "worker" and not any(i.applied.values())
-        ]
+        workers = [i for i in list(self._instances.values()) if i.service == "worker"]
+        return [worker.instance_id for worker in workers if not any(list(worker.applied.values()))]
 
     # -- repairs
 

@@ -119,7 +119,8 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        # A copy, because the thread that renders the metrics reads this, too.
+        return sum(len(queue) for queue in list(self._queues.values()))
 
     def is_waiting(self, request_id: str) -> bool:
         return any(request_id in queue for queue in self._queues.values())
