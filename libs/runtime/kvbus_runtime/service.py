@@ -9,9 +9,11 @@ Exit status: 0 stopped as asked, 1 a task crashed (the log holds the cause), 2 b
 """
 
 import asyncio
+import os
 import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -39,6 +41,7 @@ EXIT_FORCED = 3
 CANCELLED_DRAIN_S = 5.0
 """After the drain deadline: time for the app to give every request its terminal event."""
 CLOSE_S = 10.0
+FORCED_EXIT_S = 5.0
 FAREWELL_S = 2.0
 
 S = TypeVar("S", bound=CommonSettings)
@@ -298,6 +301,11 @@ def run_service(name: str, settings: S, start: StartApp[S]) -> int:
             if holder and not holder[0].stopping:
                 holder[0].stop(received.name)
             else:
+                if not forced:
+                    # Whatever hangs (a thread that computes, say): this ends it.
+                    timer = threading.Timer(FORCED_EXIT_S, os._exit, (EXIT_FORCED,))
+                    timer.daemon = True
+                    timer.start()
                 forced = True
                 log.warning("forced", signal=received.name)
                 task.cancel()

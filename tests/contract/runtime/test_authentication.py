@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ async def test_nkey(tmp_path: Path) -> None:
         await is_refused(CommonSettings(nats=server.url))
 
 
-def jwt(issuer: Any, subject: str, claims: dict[str, object]) -> str:
+def jwt(issuer: Any, subject: str, claims: Mapping[str, object]) -> str:
     """A NATS JWT (ed25519-nkey), as `nsc` makes it."""
     import base64
     import hashlib
@@ -187,7 +188,7 @@ async def test_the_first_server_that_answers_is_taken(nats_server: NatsServer) -
 @pytest.mark.parametrize("setting", ["nats_creds", "nats_nkey_seed", "nats_tls_ca"])
 def test_a_missing_file_is_bad_settings(setting: str) -> None:
     with pytest.raises(BadSettings):
-        connect_options(CommonSettings(**{setting: "/nowhere/file"}))
+        connect_options(CommonSettings(**{setting: "/nowhere/file"}))  # type: ignore[arg-type]
 
 
 async def test_a_server_that_is_too_old_is_refused_with_its_version_and_the_reason() -> None:

@@ -248,7 +248,7 @@ async def test_stopping_lets_running_handlers_answer_and_takes_no_new_requests(b
             return failure.code is ErrorCode.UNAVAILABLE
         return False
 
-    await eventually(refused)
+    await eventually(refused)  # type: ignore[arg-type]
     assert not stopping.done()
     go.set()
     assert await running == Done()

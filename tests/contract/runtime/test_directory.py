@@ -130,8 +130,8 @@ async def test_namespaces_do_not_see_each_other(bus: Bus, nats_server: NatsServe
         running_service(nats_server.url, namespace + "-2") as foreign,
         running_service(nats_server.url, namespace) as ours,
     ):
+        await eventually(lambda: all(one.directory.get(one.instance_id) for one in (ours, foreign)))
         for service in (ours, foreign):
-            await eventually(lambda service=service: service.directory.get(service.instance_id) is not None)  # type: ignore[misc]
             assert [r.instance_id for r in service.directory.instances("worker")] == [service.instance_id]
 
 

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
+from kvbus_runtime.errors import Superseded
 from kvbus_runtime.service import App, Service, host
 from kvbus_runtime.serving import RequestContext
 from kvbus_runtime.settings import CommonSettings
@@ -46,10 +48,17 @@ class App:
 async def crash():
     raise LookupError("the cause")
 
+def hang():
+    import time
+    while True:
+        time.sleep(60)
+
 async def start(service, settings):
     await service.register()
     if "CRASH" in os.environ:
         service.spawn(crash(), name="crash")
+    if "HANG" in os.environ:
+        asyncio.get_running_loop().run_in_executor(None, hang)
     return App(service)
 
 settings = parse_settings(CommonSettings, service="worker", description="d", argv=sys.argv[1:])
@@ -111,6 +120,18 @@ def test_the_drain_deadline_cancels_what_is_in_flight(program: str, nats_server:
         assert process.wait() == 0
         order = [n for n in names(process) if n in ("drain_deadline", "app_drain_cancelled", "app_closes")]
         assert order == ["drain_deadline", "app_drain_cancelled", "app_closes"]
+
+
+def test_a_second_signal_ends_even_a_process_whose_threads_hang(
+    program: str, nats_server: NatsServer, namespace: str
+) -> None:
+    arguments = ["--nats", nats_server.url, "--namespace", namespace]
+    with ServiceProcess(program, arguments, env={"HANG": "1", "DRAIN_S": "600"}) as process:
+        process.wait_ready()
+        process.terminate()
+        process.wait_for_event("app_drains")
+        process.terminate()
+        assert process.wait() == 3
 
 
 def test_a_crashed_task_ends_the_process_with_its_cause(program: str, nats_server: NatsServer, namespace: str) -> None:
@@ -187,6 +208,20 @@ async def test_a_failing_start_raises_its_cause_and_leaves_nothing_behind(
         await eventually(lambda: watcher.directory.instances("worker") == [])
 
 
+async def test_a_service_whose_id_is_taken_by_a_newer_one_ends(nats_server: NatsServer, namespace: str) -> None:
+    async def run() -> None:
+        async with (
+            running_service(nats_server.url, namespace, instance_id="w", lease_ttl_s=2) as old,
+            running_service(nats_server.url, namespace, instance_id="w", lease_ttl_s=2) as new,
+        ):
+            assert new.incarnation > old.incarnation
+            await eventually(lambda: old._tasks.closed)
+            await eventually(lambda: (r := new.directory.get("w")) and r.incarnation == new.incarnation)
+
+    with pytest.raises(Superseded):
+        await run()
+
+
 async def test_draining_is_told_to_the_app_once_and_the_record_stays_until_it_is_closed(
     nats_server: NatsServer, namespace: str
 ) -> None:
@@ -255,15 +290,15 @@ async def test_srv_ping_info_and_stats_are_answered(nats_server: NatsServer, nam
         subject = bus.subjects.control("w.1")
         await bus.request(subject, Cancel(request_id="r", reason="x"), Done, timeout_s=WAIT_S)
 
-        async def ask(verb: str) -> dict[str, object]:
+        async def ask(verb: str) -> dict[str, Any]:
             reply = await bus.request_bytes(f"$SRV.{verb}.kvbus-worker.w%2E1", b"", timeout_s=WAIT_S)
-            return msgspec.json.decode(reply.data, type=dict[str, object])
+            return msgspec.json.decode(reply.data, type=dict[str, Any])
 
         ping, info, stats = await ask("PING"), await ask("INFO"), await ask("STATS")
         assert ping["type"] == "io.nats.micro.v1.ping_response"
         assert (ping["name"], ping["id"]) == ("kvbus-worker", "w%2E1")
-        assert [e["subject"] for e in info["endpoints"]] == [subject]  # type: ignore[attr-defined]
-        (endpoint,) = stats["endpoints"]  # type: ignore[misc]
+        assert [e["subject"] for e in info["endpoints"]] == [subject]
+        (endpoint,) = stats["endpoints"]
         assert (endpoint["num_requests"], endpoint["num_errors"], endpoint["queue_group"]) == (1, 0, "q")
         for name in ("$SRV.PING", "$SRV.PING.kvbus-worker"):
             reply = await bus.request_bytes(name, b"", timeout_s=WAIT_S)

@@ -91,7 +91,7 @@ async def both_ends(
             if not ends.lose(decoder.decode(data)):
                 await publish(subject, data, **fields)  # type: ignore[arg-type]
 
-        worker.bus.publish_bytes = lossy  # type: ignore[assignment]
+        worker.bus.publish_bytes = lossy  # type: ignore[method-assign]
         yield ends
         await receiver.close()
         await sender.close()

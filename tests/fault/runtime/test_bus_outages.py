@@ -160,10 +160,14 @@ async def test_ten_restarts_in_a_row_end_nothing(server: NatsServer) -> None:
                     outcomes.append(failure.code)
 
         clients = [asyncio.create_task(client()) for _ in range(4)]
-        for i in range(10):
+
+        async def more_outcomes() -> None:
             before = len(outcomes)
+            await eventually(lambda: len(outcomes) > before + 20, timeout_s=30)
+
+        for i in range(10):
             server.restart(wipe=bool(i % 2))
-            await eventually(lambda before=before: len(outcomes) > before + 20, timeout_s=30)  # type: ignore[misc]
+            await more_outcomes()
         stop.set()
         await asyncio.gather(*clients)
         assert set(outcomes) == {Done()}
@@ -229,7 +233,7 @@ async def test_nobody_is_taken_for_gone_by_a_restart(server: NatsServer, wipe: b
                 return False
             return found is not None and not found.is_marker
 
-        await eventually(registered_again, timeout_s=30)
+        await eventually(registered_again, timeout_s=30)  # type: ignore[arg-type]
         await eventually(
             lambda: worker.metrics.value("lease_refreshes_total", {"outcome": "ok"}) > refreshed + 5, timeout_s=30
         )
@@ -319,9 +323,13 @@ async def test_followers_read_a_stream_that_was_lost_and_made_again_from_its_beg
             publisher.emit([Cleared()] * 2)
             async with asyncio.timeout(WAIT_S):
                 await publisher.flush()
-            await eventually(lambda first=first: numbers(everything)[-2:] == [first, first + 1], timeout_s=30)  # type: ignore[misc]
-            await eventually(lambda first=first: numbers(new)[-2:] == [first, first + 1], timeout_s=30)  # type: ignore[misc]
+            await ends_with(everything, [first, first + 1])
+            await ends_with(new, [first, first + 1])
         assert numbers(everything) == list(range(1, 9))
+
+
+async def ends_with(batches: list[KvEvents], last: list[int]) -> None:
+    await eventually(lambda: numbers(batches)[-len(last) :] == last, timeout_s=30)
 
 
 async def lost_and_found(bus: Bus) -> None:
@@ -359,7 +367,8 @@ async def test_a_consumer_that_vanishes_is_made_again_without_a_gap(
         publisher = KvEventPublisher(service, "m", "g1", 16)
         for i in range(3):
             publisher.emit([Cleared()])
-            await eventually(lambda i=i: numbers(batches) == list(range(1, i + 2)), timeout_s=30)  # type: ignore[misc]
+            await ends_with(batches, list(range(1, i + 2)))
+            assert len(numbers(batches)) == i + 1
             listed = await jetstream.call(bus, f"CONSUMER.NAMES.{bus.subjects.kv_stream}")
             for name in msgspec.json.decode(listed)["consumers"]:
                 await jetstream.call(bus, f"CONSUMER.DELETE.{bus.subjects.kv_stream}.{name}")
@@ -380,7 +389,7 @@ async def test_kept_objects_are_put_again_when_the_bus_has_lost_them(server: Nat
             except Exception:
                 return False
 
-        await eventually(there, timeout_s=30)
+        await eventually(there, timeout_s=30)  # type: ignore[arg-type]
 
 
 async def test_a_server_without_jetstream_is_waited_for(server: NatsServer) -> None:

@@ -2,16 +2,19 @@
 
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from wire_samples import GOLDEN, SAMPLES, golden_file, tag_of
 
 import kvbus_wire
+from kvbus_testkit.wire_samples import ERROR, SAMPLES, golden_file, tag_of, write_missing
 from kvbus_wire.errors import ErrorReply
 from kvbus_wire.message import DecodeFailed, Decoder, Message, Part, encode
 from kvbus_wire.worker import Accepted, Cancel, NeedTokens
+
+GOLDEN = Path(__file__).parent / "golden"
 
 for module in pkgutil.iter_modules(kvbus_wire.__path__):
     importlib.import_module(f"kvbus_wire.{module.name}")
@@ -20,7 +23,8 @@ ids = [tag_of(message) for message in SAMPLES]
 
 
 def subclasses(cls: type) -> set[type]:
-    return {found for child in cls.__subclasses__() for found in {child, *subclasses(child)}}
+    children: set[type] = set(cls.__subclasses__())
+    return children.union(*(subclasses(child) for child in children))
 
 
 def messages() -> set[type]:
@@ -28,12 +32,12 @@ def messages() -> set[type]:
 
 
 def golden(message: Message) -> bytes:
-    return bytes.fromhex(golden_file(message).read_text())
+    return bytes.fromhex(golden_file(GOLDEN, message).read_text())
 
 
 def test_every_message_has_a_sample_and_a_golden_file() -> None:
     assert {type(sample) for sample in SAMPLES} == messages()
-    assert {file.name for file in GOLDEN.iterdir()} == {golden_file(sample).name for sample in SAMPLES}
+    assert {file.name for file in GOLDEN.iterdir()} == {golden_file(GOLDEN, sample).name for sample in SAMPLES}
 
 
 def test_no_two_messages_have_the_same_tag() -> None:
@@ -88,7 +92,7 @@ def defaults(struct: msgspec.Struct, encoded: list[Any]) -> list[Any]:
 
 
 def test_defaults_are_not_sent() -> None:
-    plain = msgspec.msgpack.decode(encode(ErrorReply(code=SAMPLES[0].code, message="m")))  # type: ignore[attr-defined]
+    plain = msgspec.msgpack.decode(encode(ErrorReply(code=ERROR.code, message="m")))
     assert plain == {"type": "error", "code": "overloaded", "message": "m"}
 
 
@@ -115,3 +119,12 @@ def test_a_union_tells_its_messages_apart() -> None:
 def test_bytes_that_are_no_such_message_are_refused(data: bytes) -> None:
     with pytest.raises(DecodeFailed):
         Decoder.of(Accepted, NeedTokens).decode(data)
+
+
+def test_golden_files_are_written_once_and_never_again(tmp_path: Path) -> None:
+    write_missing(tmp_path)
+    for sample in SAMPLES:
+        assert golden_file(tmp_path, sample).read_bytes() == golden_file(GOLDEN, sample).read_bytes()
+    golden_file(tmp_path, ERROR).write_text("kept")
+    write_missing(tmp_path)
+    assert golden_file(tmp_path, ERROR).read_text() == "kept"

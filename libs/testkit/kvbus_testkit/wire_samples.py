@@ -1,5 +1,9 @@
-"""One sample of every bus message, with every field set. Run as a program to write golden files that do not exist yet."""
+"""One sample of every bus message, with every field set.
 
+``python -m kvbus_testkit.wire_samples tests/unit/wire/golden`` writes the golden files that do not exist yet.
+"""
+
+import sys
 from pathlib import Path
 
 from kvbus_wire.errors import ErrorCode, ErrorReply
@@ -35,8 +39,6 @@ from kvbus_wire.worker import (
     ReplaySteps,
     SnapshotChain,
 )
-
-GOLDEN = Path(__file__).parent / "golden"
 
 KEY_A, KEY_B = bytes(range(16)), bytes(range(16, 32))
 KEYS = KEY_A + KEY_B
@@ -85,7 +87,7 @@ SAMPLES: tuple[Message, ...] = (
         at_ms=1_700_000_000_123,
     ),
     AttachPool(instance_id="worker-1", incarnation=5, model="m", kv_layout="l", block_bytes=4096, block_size=32),
-    AttachedPool(pool_id="p", path="/dev/shm/pool", slot_bytes=4096, slots=128),
+    AttachedPool(pool_id="p", path="/dev/shm/pool", slot_bytes=4096, slots=128),  # noqa: S108
     ReserveBlocks(pool_id="p", instance_id="worker-1", parent=KEY_A, keys=KEY_B),
     ReservedBlocks(lease_id="l", lease_s=5.0, slots=(Slot(index=1, generation=2, checksum=3), None)),
     CommitBlocks(lease_id="l", checksums=(2**64 - 1, None)),
@@ -222,14 +224,14 @@ def tag_of(message: Message) -> str:
     return str(type(message).__struct_config__.tag)
 
 
-def golden_file(message: Message) -> Path:
-    return GOLDEN / f"{tag_of(message)}.hex"
+def golden_file(folder: Path, message: Message) -> Path:
+    return folder / f"{tag_of(message)}.hex"
 
 
-def write_missing() -> None:
+def write_missing(folder: Path) -> None:
     """Existing files are never overwritten: bytes on the bus may not change."""
     for message in SAMPLES:
-        file = golden_file(message)
+        file = golden_file(folder, message)
         if not file.exists():
             text = encode(message).hex(" ", 1)
             lines = [text[i : i + 96].rstrip() for i in range(0, len(text), 96)]
@@ -237,4 +239,4 @@ def write_missing() -> None:
 
 
 if __name__ == "__main__":
-    write_missing()
+    write_missing(Path(sys.argv[1]))
