@@ -239,6 +239,7 @@ class WorkerApp:
             ),
             engine=info.name,
             total_blocks=info.total_blocks,
+            block_bytes=info.block_bytes,
             max_num_seqs=info.max_num_seqs,
             max_batched_tokens=info.max_batched_tokens,
             prefill_tokens_per_s=info.prefill_tokens_per_s,
