@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from blockbuster import blockbuster_ctx
 
 from kvbus_testkit.nats import NatsServer
 
@@ -19,3 +20,13 @@ def nats_server() -> Iterator[NatsServer]:
 def namespace() -> str:
     """A namespace that no other test uses, so that tests share the server and nothing else."""
     return f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def no_blocking() -> Iterator[None]:
+    """A blocking call of kvbus code on the event loop fails the test."""
+    modules = ["kvbus_runtime", "kvbus_frontend", "kvbus_router", "kvbus_indexer", "kvbus_worker", "kvbus_kvbm"]
+    with blockbuster_ctx(scanned_modules=modules) as detector:
+        # Looking at a file costs microseconds, and tracebacks in the log do it.
+        detector.functions["os.stat"].deactivate()
+        yield

@@ -46,7 +46,12 @@ class Metrics:
 
     def value(self, name: str, labels: dict[str, str] | None = None) -> float:
         """Current value of a sample (``<name>_total`` for counters), 0 when there is none; for tests and status pages."""
-        return self.registry.get_sample_value(self._prefix + name, labels or {}) or 0.0
+        sample_name = self._prefix + name
+        for family in self.registry.restricted_registry([sample_name]).collect():
+            for sample in family.samples:
+                if sample.name == sample_name and sample.labels == (labels or {}):
+                    return float(sample.value)
+        return 0.0
 
     def exposition(self) -> bytes:
         """The text format; takes milliseconds, so handlers call it in a thread."""

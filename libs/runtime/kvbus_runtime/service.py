@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -61,6 +62,7 @@ class App(Protocol):
 StartApp = Callable[["Service", S], Awaitable[App]]
 
 
+@cache
 def kvbus_version() -> str:
     try:
         return version("kvbus")

@@ -39,6 +39,7 @@ async def done(message: Message, context: RequestContext) -> Message:
     return Done()
 
 
+@pytest.mark.usefixtures("no_blocking")
 async def test_a_request_gets_its_reply(bus: Bus, other: Bus) -> None:
     await bus.serve(bus.subjects.control("w"), [Cancel], done)
     assert await other.request(bus.subjects.control("w"), cancel(), Done, timeout_s=WAIT_S) == Done()
@@ -310,6 +311,7 @@ async def test_a_message_above_the_limit_of_messages_in_parts_is_refused_by_both
             assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
+@pytest.mark.usefixtures("no_blocking")
 async def test_many_large_messages_at_once_all_arrive(nats_server: NatsServer, namespace: str) -> None:
     async with pair(nats_server, namespace) as (one, two):
         await one.serve("s", [Generate], done)
@@ -377,6 +379,7 @@ async def test_a_subscriber_that_is_too_slow_is_seen(bus: Bus, other: Bus) -> No
     assert other.metrics.value("bus_slow_consumer_total", {"subject": "slow"}) > 0
 
 
+@pytest.mark.usefixtures("no_blocking")
 async def test_requests_wait_for_nobody_while_thousands_run(bus: Bus, other: Bus) -> None:
     await bus.serve("s", [Cancel], done)
     replies = await asyncio.gather(*(other.request("s", cancel(), Done, timeout_s=scaled(60)) for _ in range(1000)))

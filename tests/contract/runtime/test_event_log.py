@@ -108,6 +108,7 @@ async def test_opening_with_other_limits_updates_the_stream(nats_server: NatsSer
         assert len(await EventLog(one).range(one.subjects.kv_events("*", "*"), 1, 9)) == 2
 
 
+@pytest.mark.usefixtures("no_blocking")
 @pytest.mark.parametrize("encoding", ["msgpack", "json"])
 async def test_events_are_numbered_and_arrive_in_order(nats_server: NatsServer, namespace: str, encoding: str) -> None:
     async with running_service(nats_server.url, namespace, kv_event_encoding=encoding) as service:

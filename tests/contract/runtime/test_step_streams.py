@@ -111,6 +111,7 @@ async def read(stream: StepStream) -> tuple[list[int], list[object]]:
     return tokens, others
 
 
+@pytest.mark.usefixtures("no_blocking")
 async def test_steps_arrive_in_order_and_end(nats_server: NatsServer, namespace: str) -> None:
     async with both_ends(nats_server, namespace) as ends:
         stream = ends.open()
@@ -123,6 +124,7 @@ async def test_steps_arrive_in_order_and_end(nats_server: NatsServer, namespace:
         assert await read(stream) == (list(range(200)), [Started("r", 0), ended("r")])
 
 
+@pytest.mark.usefixtures("no_blocking")
 async def test_one_step_of_many_requests_is_one_message(nats_server: NatsServer, namespace: str) -> None:
     async with both_ends(nats_server, namespace) as ends:
         names = [f"r{i}" for i in range(20)]
@@ -150,6 +152,7 @@ async def test_frontends_have_numbers_of_their_own(nats_server: NatsServer, name
 
 
 @pytest.mark.parametrize("lost", [{1}, {3}, {2, 3, 4}, {1, 3, 5, 7}, {10}, set(range(1, 11))])
+@pytest.mark.usefixtures("no_blocking")
 async def test_lost_frames_are_fetched_from_the_replay_ring(
     nats_server: NatsServer, namespace: str, lost: set[int]
 ) -> None:
