@@ -1,6 +1,7 @@
 """NATS goes away under load and comes back: requests end clean, nothing restarts itself, the index is right again."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,8 @@ async def test_requests_end_clean_services_reconnect_and_the_index_is_right_agai
     async def is_under_load() -> bool:
         return sum([await system.metric(name, "kvbus_worker_requests_running") for name in system.workers]) >= LOAD / 2
 
-    await eventually(is_under_load, what="a loaded system")
+    condition: Any = is_under_load
+    await eventually(condition, what="a loaded system")
     await asyncio.to_thread(system.nats.restart, wipe=wipe)
     under_load = [answer for answers in await asyncio.gather(*load) for answer in answers]
     for answer in under_load:

@@ -182,7 +182,7 @@ class Cluster:
     """Starts what a test asks for, and stops it at the end."""
 
     def __init__(self, nats_url: str, namespace: str, stack: AsyncExitStack) -> None:
-        self.common = {"nats": nats_url, "namespace": namespace, "health_port": -1}
+        self.common: dict[str, Any] = {"nats": nats_url, "namespace": namespace, "health_port": -1}
         self._stack = stack
         self.session: aiohttp.ClientSession
         self.url = ""
@@ -223,7 +223,12 @@ class Cluster:
         return running.app
 
     async def add_frontend(self, **settings: Any) -> None:
-        defaults = {"http_port": 0, "instance_id": "front", "retry_pause_s": 0.01, "drain_timeout_s": 1.0}
+        defaults: dict[str, Any] = {
+            "http_port": 0,
+            "instance_id": "front",
+            "retry_pause_s": 0.01,
+            "drain_timeout_s": 1.0,
+        }
         self.frontend = await self._stack.enter_async_context(
             host("frontend", FrontendSettings(**self.common, **{**defaults, **settings}), start_frontend)
         )
