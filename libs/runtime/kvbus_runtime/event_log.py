@@ -61,9 +61,10 @@ class EventLog:
             try:
                 ack = await jetstream.publish(self._bus, subject, data, headers, timeout_s=APPEND_TIMEOUT_S)
             except RequestFailed as failure:
-                if failure.code is not ErrorCode.UNAVAILABLE or not self._bus.is_connected:
+                unanswered = failure.code in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED)
+                if not unanswered or not self._bus.is_connected:
                     raise
-                # Nobody takes the subject: the bus has lost the stream.
+                # Nobody takes the subject, or only someone who listens in: the bus has lost the stream.
                 await self.ensure()
                 ack = await jetstream.publish(self._bus, subject, data, headers, timeout_s=APPEND_TIMEOUT_S)
         except JetStreamRefused as refused:

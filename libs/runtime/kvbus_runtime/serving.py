@@ -83,7 +83,7 @@ class Server:
         self._unnamed = 0
         self._served = metrics.counter("requests_served", "requests answered", ("request", "outcome"))
         self._seconds = metrics.histogram("request_handling_seconds", "time to answer a request", ("request",))
-        self._in_flight = metrics.gauge("requests_in_flight", "requests being handled", ("subject",))
+        self._in_flight = metrics.gauge("bus_requests_in_flight", "requests being handled", ("subject",))
 
     async def on_message(self, msg: Msg) -> None:
         headers = msg.headers or {}

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from kvbus_runtime import jetstream
 from kvbus_runtime.bus import Bus, open_bus
 from kvbus_runtime.event_log import EventLog, KvEventPublisher, OutboxLimits
 from kvbus_runtime.settings import CommonSettings
@@ -186,3 +187,14 @@ async def test_a_publisher_needs_no_stream_to_be_there_before() -> None:
             async with asyncio.timeout(scaled(10)):
                 await publisher.flush()
             assert await EventLog(service.bus).last_seq() == 1
+
+
+async def test_a_lost_stream_is_made_again_although_somebody_listens_in_on_its_subject(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbus_runtime.event_log.APPEND_TIMEOUT_S", 0.3)
+    log = await EventLog.open(bus)
+    await bus.subscribe_bytes(bus.subjects.kv_events("*", "*"), lambda subject, data, headers: None)
+    await bus.flush()
+    await jetstream.call(bus, f"STREAM.DELETE.{bus.subjects.kv_stream}")
+    assert await append(log, bus, "a") == [1]

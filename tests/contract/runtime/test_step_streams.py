@@ -449,3 +449,16 @@ async def test_closing_the_receiver_loses_open_streams(nats_server: NatsServer, 
         await ends.receiver.close()
         with pytest.raises(StreamLost):
             await read(stream)
+
+
+async def test_a_sender_closes_although_what_publishes_its_frames_has_ended(
+    nats_server: NatsServer, namespace: str
+) -> None:
+    async with running_service(nats_server.url, namespace) as service:
+        sender = StepSender(service, heartbeat_s=1.0)
+        sender.open("r", "front")
+        for task in sender._tasks:
+            task.cancel()
+        sender.add_ended("front", ended("r"))
+        async with asyncio.timeout(scaled(10)):
+            await sender.close()

@@ -165,8 +165,10 @@ class StepSender:
     async def close(self) -> None:
         """Publish what was flushed, then stop."""
         self.flush()
-        await self._sent_all.wait()
-        for task in self._tasks:
+        sent = asyncio.create_task(self._sent_all.wait())
+        # After a crash the pump is gone, and what it has left will not be sent.
+        await asyncio.wait([sent, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in (sent, *self._tasks):
             task.cancel()
         for peer in self._peers.values():
             if peer.forget_ring is not None:
