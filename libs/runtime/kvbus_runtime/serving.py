@@ -15,6 +15,7 @@ from kvbus_wire.message import DecodeFailed, Decoder, Message
 
 HEADER_MESSAGE_ID = "Nats-Msg-Id"
 HEADER_TIMEOUT_MS = "Kvbus-Timeout-Ms"
+MAX_TIMEOUT_DIGITS = 12
 
 
 class RequestContext(msgspec.Struct, frozen=True):
@@ -193,5 +194,7 @@ class Server:
 
 
 def _deadline(headers: Mapping[str, str]) -> float | None:
+    """A header that is no sensible number of milliseconds is as good as none."""
     raw = headers.get(HEADER_TIMEOUT_MS, "")
-    return asyncio.get_running_loop().time() + int(raw) / 1000 if raw.isdigit() else None
+    is_number = len(raw) <= MAX_TIMEOUT_DIGITS and raw.isascii() and raw.isdigit()
+    return asyncio.get_running_loop().time() + int(raw) / 1000 if is_number else None

@@ -122,7 +122,7 @@ def decode_events(data: bytes, content_type: str = "") -> KvEvents:
     try:
         raw = _json_decoder.decode(data)
         events = tuple(_event_from_json(event) for event in raw.events)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise DecodeFailed(str(error)) from error
     return KvEvents(
         instance_id=raw.instance_id,

@@ -57,5 +57,5 @@ class Decoder(msgspec.Struct, frozen=True):
         """Raise DecodeFailed when ``data`` is not one of the types."""
         try:
             return self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DecodeFailed(str(error)) from error

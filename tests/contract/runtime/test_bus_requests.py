@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import nats
 import pytest
 
 from kvbus_runtime.bus import Bus, PayloadTooLarge, RequestContext, RequestFailed, open_bus
@@ -11,7 +12,7 @@ from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.timing import eventually, scaled
 from kvbus_wire.errors import ErrorCode
-from kvbus_wire.message import Message
+from kvbus_wire.message import Decoder, Message, encode
 from kvbus_wire.packing import pack_tokens
 from kvbus_wire.request import Sampling, Stopping
 from kvbus_wire.worker import Accepted, Cancel, Done, Generate, NeedTokens
@@ -45,6 +46,20 @@ async def test_a_request_gets_its_reply(bus: Bus, other: Bus) -> None:
     assert await other.request(bus.subjects.control("w"), cancel(), Done, timeout_s=WAIT_S) == Done()
     assert bus.metrics.value("requests_served_total", {"request": "Cancel", "outcome": "ok"}) == 1
     assert other.metrics.value("requests_sent_total", {"request": "Cancel", "outcome": "ok"}) == 1
+
+
+@pytest.mark.parametrize("timeout_ms", ["", "x", "-5", "\N{SUPERSCRIPT TWO}", "9" * 400, "9" * 5000])
+async def test_a_timeout_that_is_no_number_of_milliseconds_is_as_good_as_none(
+    nats_server: NatsServer, bus: Bus, timeout_ms: str
+) -> None:
+    await bus.serve("s", [Cancel], done)
+    stranger = await nats.connect(nats_server.url)
+    try:
+        headers = {"Kvbus-Timeout-Ms": timeout_ms}
+        reply = await stranger.request("s", encode(cancel()), timeout=WAIT_S, headers=headers)
+    finally:
+        await stranger.close()
+    assert Decoder.of(Done).decode(reply.data) == Done()
 
 
 async def test_one_of_several_replies_is_told_by_its_type(bus: Bus, other: Bus) -> None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvbus_router.app import RouterApp
@@ -206,6 +207,7 @@ async def test_nonsense_is_refused_with_the_field(cluster: Any) -> None:
         (ask("r", keys=b"short"), "keys"),
         (ask("r", prompt_tokens=0), "prompt_tokens"),
         (ask(""), "request_id"),
+        (msgspec.structs.replace(ask("r"), model=""), "model"),
     ]:
         refused = await refusal(client, request)
         assert (refused.code, refused.reply.param) == (ErrorCode.INVALID_REQUEST, field)

@@ -113,6 +113,7 @@ def test_a_union_tells_its_messages_apart() -> None:
         msgspec.msgpack.encode({"type": "accepted", "request_id": "r"}),
         msgspec.msgpack.encode([1, 2, 3]),
         b"\x81\xa4type\xa2\xff\xfe",
+        b"\x82\xa4type\xa8accepted\xa1x" + b"\x91" * 100_000 + b"\xc0",
         encode(Accepted(request_id="r", incarnation=1))[:-3],
     ],
 )

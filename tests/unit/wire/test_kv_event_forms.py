@@ -50,6 +50,7 @@ def test_the_last_number_follows_from_the_first() -> None:
         '{"instance_id":"w","incarnation":1,"model":"m","first_seq":1,"events":[{"kind":"exploded"}]}',
         '{"instance_id":"w","incarnation":1,"model":"m","first_seq":1,"events":[{"kind":"removed","keys":["00"]}]}',
         '{"instance_id":"w","incarnation":1,"model":"m","first_seq":1,"events":[{"kind":"removed","keys":["zz"]}]}',
+        '{"a": ' + "[" * 100_000,
     ],
 )
 def test_bad_json_is_refused(text: str) -> None:

@@ -124,5 +124,7 @@ def _check(request: RouteRequest) -> None:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, f"keys are {KEY_BYTES} bytes each", param="keys")
     if request.prompt_tokens <= 0:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no prompt", param="prompt_tokens")
+    if not request.model:
+        raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no model", param="model")
     if not request.request_id:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no request id", param="request_id")
