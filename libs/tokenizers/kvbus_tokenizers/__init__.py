@@ -4,7 +4,13 @@ from kvbus_tokenizers.bundle import ModelBundle, bundle_name, pack_bundle, unpac
 from kvbus_tokenizers.bytelevel import byte_level_bundle
 from kvbus_tokenizers.control import ControlTokens, Segment
 from kvbus_tokenizers.detokenizer import Detokenizer
-from kvbus_tokenizers.errors import BundleInvalid, TemplateFailed, TokenizerError, TokenizerUnsupported
+from kvbus_tokenizers.errors import (
+    BundleInvalid,
+    TemplateFailed,
+    TextNotEncodable,
+    TokenizerError,
+    TokenizerUnsupported,
+)
 from kvbus_tokenizers.generation import GenerationConfig, read_generation_config
 from kvbus_tokenizers.template import ChatTemplate, load_template
 from kvbus_tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -18,6 +24,7 @@ __all__ = [
     "ModelBundle",
     "Segment",
     "TemplateFailed",
+    "TextNotEncodable",
     "Tokenizer",
     "TokenizerError",
     "TokenizerUnsupported",

@@ -1,11 +1,12 @@
 """The libraries that turn text into token ids, behind one Protocol: fastokens where it can load the model, else HF tokenizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
 
-from kvbus_tokenizers.errors import TokenizerUnsupported
+from kvbus_tokenizers.errors import TextNotEncodable, TokenizerUnsupported
 
 
 class Backend(Protocol):
@@ -18,10 +19,10 @@ class Backend(Protocol):
         """One more than the highest token id, added tokens included."""
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids per text. Special tokens are not matched, other added tokens are."""
+        """Ids per text. Special tokens are not matched, other added tokens are. Raise TextNotEncodable."""
 
     def encode_literal(self, text: str) -> list[int]:
-        """Ids of a text in which no added token is matched at all."""
+        """Ids of a text in which no added token is matched at all. Raise TextNotEncodable."""
 
     def affixes(self) -> tuple[list[int], list[int]]:
         """What the post-processor puts before and after a text (such as BOS)."""
@@ -52,12 +53,14 @@ class FastBackend:
         return max(int(self._native.vocab_size), highest + 1)
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        if len(texts) == 1:
-            return [self._native.encode(texts[0], split_special_tokens=True).ids]
-        return [encoding.ids for encoding in self._native.encode_batch(list(texts), split_special_tokens=True)]
+        with _typed_failures():
+            if len(texts) == 1:
+                return [self._native.encode(texts[0], split_special_tokens=True).ids]
+            return [encoding.ids for encoding in self._native.encode_batch(list(texts), split_special_tokens=True)]
 
     def encode_literal(self, text: str) -> list[int]:
-        ids: list[int] = self._native.encode_ordinary(text).ids
+        with _typed_failures():
+            ids: list[int] = self._native.encode_ordinary(text).ids
         return ids
 
     def affixes(self) -> tuple[list[int], list[int]]:
@@ -84,12 +87,14 @@ class HfBackend:
         return max(self._native.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._native.encode_batch(list(texts), add_special_tokens=False)]
+        with _typed_failures():
+            return [encoding.ids for encoding in self._native.encode_batch(list(texts), add_special_tokens=False)]
 
     def encode_literal(self, text: str) -> list[int]:
         if self._bare is None:
             self._bare = _load_hf(_without_added_tokens(self._json))
-        ids: list[int] = self._bare.encode(text, add_special_tokens=False).ids
+        with _typed_failures():
+            ids: list[int] = self._bare.encode(text, add_special_tokens=False).ids
         return ids
 
     def affixes(self) -> tuple[list[int], list[int]]:
@@ -113,6 +118,17 @@ def load_backend(tokenizer_json: str, special: Mapping[int, str]) -> Backend:
     probes = [probe for text in special.values() for probe in (text, f"a{text}", f"{text} b")]
     leaks = any(not special.keys().isdisjoint(ids) for ids in backend.encode_plain(probes)) if probes else False
     return HfBackend(tokenizer_json) if leaks else backend
+
+
+@contextmanager
+def _typed_failures() -> Iterator[None]:
+    """The regular expressions of fastokens give up on a million spaces in a row. Lone surrogates stay a UnicodeEncodeError."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise
+    except Exception as error:  # the bindings raise ValueError and plain Exception
+        raise TextNotEncodable(str(error)) from error
 
 
 def _load_hf(tokenizer_json: str) -> Any:

@@ -3,6 +3,7 @@
 TokenizerError
 ├── BundleInvalid          the bytes are no model bundle, or it breaks a limit
 ├── TokenizerUnsupported   no backend can load this tokenizer.json
+├── TextNotEncodable       the backend gives up on this text
 └── TemplateFailed         the chat template is broken, or refuses these messages (``refused``)
 """
 
@@ -19,6 +20,10 @@ class BundleInvalid(TokenizerError):
 
 class TokenizerUnsupported(TokenizerError):
     code = "tokenizer_unsupported"
+
+
+class TextNotEncodable(TokenizerError):
+    code = "text_not_encodable"
 
 
 class TemplateFailed(TokenizerError):

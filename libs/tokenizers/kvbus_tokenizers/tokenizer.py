@@ -54,14 +54,14 @@ class Tokenizer:
 
         ``allow_special``: special tokens spelled out in it count as such; else they are plain text.
         ``add_affixes``: with what the model wants around a whole text (such as BOS).
-        Raise ValueError for text with lone surrogates.
+        Raise ValueError for text with lone surrogates, TextNotEncodable where the backend gives up.
         """
         segments = self.control.split(text) if allow_special else [Segment(text)]
         ids = self.encode_segments(segments)
         return [*self._prefix, *ids, *self._suffix] if add_affixes else ids
 
     def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
-        """Token ids of segments, as if they were one text. Raise ValueError for lone surrogates (UnicodeEncodeError is one)."""
+        """Token ids of segments, as if they were one text. Raises as `encode` does (UnicodeEncodeError is a ValueError)."""
         segments = list(segments)
         plain = [s.text for s in segments if s.token_id is None and not s.literal]
         encoded = iter(self._backend.encode_plain(plain)) if plain else iter(())

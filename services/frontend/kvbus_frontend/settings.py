@@ -18,6 +18,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     max_choices: Annotated[int, Flag("most choices (n, times prompts) of one request")] = 64
     max_concurrent_requests: Annotated[int, Flag("more generation requests than this are told to come back")] = 1024
     max_models: Annotated[int, Flag("most models loaded at a time")] = 64
+    absent_model_s: Annotated[float, Flag("a model that has lost its last worker gets 503 this long, then 404")] = 600.0
 
     request_timeout_s: Annotated[float, Flag("longest time for one request as a whole")] = 1800.0
     body_timeout_s: Annotated[float, Flag("longest wait for the next piece of a request body")] = 30.0
@@ -43,7 +44,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
         for name in (
             "max_body_bytes", "max_messages", "max_tools", "max_choices", "max_concurrent_requests", "max_models",
             "request_timeout_s", "body_timeout_s", "route_timeout_s", "generate_timeout_s", "heartbeat_timeout_s", "retry_pause_s",
-            "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads",
+            "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads", "absent_model_s",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")

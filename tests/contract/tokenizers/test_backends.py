@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from kvbus_tokenizers import TextNotEncodable
 from kvbus_tokenizers.backends import Backend, FastBackend, HfBackend
 
 SPECIAL, MARKER = "<|end|>", "<tool>"
@@ -62,6 +64,18 @@ def test_literal_text_matches_nothing_at_all(make: Callable[[str], Backend]) -> 
 def test_long_text_is_not_cut(make: Callable[[str], Backend]) -> None:
     [ids] = make(MODEL).encode_plain(["word " * 100])
     assert len(ids) > 100
+
+
+@every_backend
+def test_a_backend_that_gives_up_on_a_text_says_so_by_type(make: Callable[[str], Backend]) -> None:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    digits = {"type": "Digits", "individual_digits": True}
+    like_smollm2 = {**json.loads(MODEL), "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]}}
+    backend = make(json.dumps(like_smollm2))
+    with suppress(TextNotEncodable):
+        assert len(backend.encode_plain([" " * 1_000_000])[0]) > 1000
+    with suppress(TextNotEncodable):
+        assert len(backend.encode_literal(" " * 1_000_000)) > 1000
 
 
 @every_backend

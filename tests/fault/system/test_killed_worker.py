@@ -63,6 +63,14 @@ async def test_with_no_worker_left_the_stream_ends_with_one_error_and_the_system
     assert answer.error["message"]
     assert answer.finish_reason is None
 
+    async def nothing_served() -> Any:
+        return not (await tiny_system.get("/v1/models"))["data"]
+
+    await eventually(nothing_served, what="the end of the killed workers' leases")
+    refused = await tiny_system.chat(QUESTION, max_tokens=5)
+    assert refused.error is not None
+    assert (refused.error["status"], refused.error["code"]) == (503, "no_workers")
+
     for name in workers:
         tiny_system.start(name)
     await tiny_system.until_ready()

@@ -45,6 +45,21 @@ async def test_models_come_and_go_with_their_workers(cluster: Any) -> None:
     assert await listed(cluster) == ["m"]
 
 
+@pytest.mark.parametrize(
+    ("absent_model_s", "status", "code"), [(60.0, 503, "no_workers"), (1e-9, 404, "model_not_found")]
+)
+async def test_a_model_that_has_just_lost_its_last_worker_is_worth_another_try(
+    cluster: Any, absent_model_s: float, status: int, code: str
+) -> None:
+    await cluster.start(absent_model_s=absent_model_s)
+    cluster.worker.service.stop("test")
+    await eventually(lambda: cluster.frontend.app._api.models.get("m") is None)
+    async with cluster.session.post("/v1/chat/completions", json=cluster.body()) as response:
+        assert response.status == status
+        assert (await response.json())["error"]["code"] == code
+        assert ("Retry-After" in response.headers) == (status == 503)
+
+
 async def test_readiness_needs_a_model_and_a_router(cluster: Any) -> None:
     await cluster.add_frontend()
     health = cluster.frontend.service.health

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvbus_frontend.adapters.generation import Spawn
-from kvbus_frontend.core.catalog import Offer, offers_of
+from kvbus_frontend.core.catalog import Departed, Offer, offers_of
 from kvbus_frontend.core.choice_text import ChoiceText
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.settings import FrontendSettings
@@ -111,6 +111,7 @@ class Models:
         self._log = log
         self._spawn = spawn
         self._offers: dict[str, Offer] = {}
+        self._departed = Departed(keep_s=settings.absent_model_s, limit=settings.max_models)
         self._texts: dict[str, TextSide] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, str] = {}
@@ -127,6 +128,10 @@ class Models:
         offer = self._offers.get(name)
         text = self._texts.get(offer.card.bundle) if offer is not None else None
         return ServedModel(offer, text) if offer is not None and text is not None else None
+
+    def is_expected(self, name: str) -> bool:
+        """Whether a model that is not served may be so soon: its bundle is being loaded, or it has just lost its last worker."""
+        return name in self._offers or self._departed.holds(name, asyncio.get_running_loop().time())
 
     def served(self) -> list[ServedModel]:
         return [model for name in self._offers if (model := self.get(name)) is not None]
@@ -146,6 +151,7 @@ class Models:
         if len(offers) > self._limit:
             self._log.error("too_many_models", limit=self._limit, ignored=list(offers)[self._limit :])
             offers = dict(list(offers.items())[: self._limit])
+        self._departed.update(self._offers, offers, asyncio.get_running_loop().time())
         self._offers = offers
         self._load_missing()
         self._report()

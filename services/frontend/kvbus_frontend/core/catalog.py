@@ -1,6 +1,6 @@
 """Which models are served, by which workers: decided from the instance records alone."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import msgspec
 
@@ -21,6 +21,27 @@ class Offer(msgspec.Struct, frozen=True):
     def allowed(self) -> tuple[str, ...]:
         """For the router: empty while all workers of the name will do."""
         return self.workers if self.others else ()
+
+
+class Departed:
+    """Models that nobody offers any more, for a while: their workers may be about to come back. At most ``limit`` names."""
+
+    def __init__(self, *, keep_s: float, limit: int) -> None:
+        self._keep_s = keep_s
+        self._limit = limit
+        self._left_at: dict[str, float] = {}
+
+    def update(self, before: Iterable[str], after: Container[str], now: float) -> None:
+        for name in [name for name in self._left_at if name in after]:
+            del self._left_at[name]
+        for name in before:
+            if name not in after:
+                self._left_at[name] = now
+        while len(self._left_at) > self._limit:
+            del self._left_at[next(iter(self._left_at))]
+
+    def holds(self, name: str, now: float) -> bool:
+        return name in self._left_at and now - self._left_at[name] <= self._keep_s
 
 
 def offers_of(records: Iterable[InstanceRecord], current: dict[str, Offer]) -> dict[str, Offer]:

@@ -15,13 +15,14 @@ from kvbus_frontend.adapters.event_stream import EventStream
 from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.adapters.request_run import Choice, RequestRun
-from kvbus_frontend.core.admission import Admission
+from kvbus_frontend.core.admission import RETRY_AFTER_S, Admission
 from kvbus_frontend.core.choice_text import Piece
 from kvbus_frontend.core.outputs import ChoiceOutput, OutputBuffer
 from kvbus_frontend.settings import FrontendSettings
-from kvbus_protocols.errors import ApiError, model_not_found
+from kvbus_protocols.errors import ApiError, InvalidRequest, model_not_found
 from kvbus_protocols.generation import GenerationRequest, Usage
 from kvbus_runtime.metrics import Metrics
+from kvbus_tokenizers import TextNotEncodable
 
 T = TypeVar("T")
 
@@ -145,17 +146,25 @@ class Api:
     def model(self, name: str) -> ServedModel:
         """Raise ApiError."""
         model = self.models.get(name)
+        if model is None and self.models.is_expected(name):
+            raise ApiError(
+                503, f"No worker serves the model `{name}` now.", code="no_workers", retry_after_s=RETRY_AFTER_S
+            )
         if model is None:
             raise model_not_found(name)
         return model
 
     async def prepare(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """Rendering, tokenizing and hashing: on the loop when that is short, else in a thread."""
+        """Rendering, tokenizing and hashing: on the loop when that is short, else in a thread. Raise ApiError."""
         started = time.perf_counter()
         try:
             if size_bytes <= self.settings.inline_prompt_bytes:
                 return work()
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except TextNotEncodable as failure:
+            raise InvalidRequest(
+                f"The model's tokenizer cannot encode this text: {failure}.", code=failure.code
+            ) from failure
         finally:
             self.meters.prepare.observe(time.perf_counter() - started)
 
