@@ -7,6 +7,7 @@ A setting is a struct field. Its name makes the flag (``--http-port``) and the v
 import argparse
 import difflib
 import json
+import math
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -26,6 +28,7 @@ OTHER_PREFIXES = ("up", "cli", "chat", "bench", "events", "cache", "test", "repl
 EXIT_BAD_CONFIG = 2
 MASK = "********"
 
+_NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 _URL_SECRET = re.compile(r"://[^@/,\s]*@")
 
 
@@ -72,6 +75,8 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
         _require(self.drain_timeout_s >= 0, "drain_timeout_s must not be negative")
         _require(bool(self.namespace), "namespace must not be empty")
         _require(bool(self.nats_urls), "nats names no server")
+        for url in self.nats_urls:
+            _check_nats_url(url)
         _require(-1 <= self.health_port <= 65535, "health_port must be -1 or 0..65535")
         _require(self.kv_stream_max_bytes > 0, "kv_stream_max_bytes must be positive")
         _require(self.kv_stream_max_age_s > 0, "kv_stream_max_age_s must be positive")
@@ -85,6 +90,8 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if spec.flag.choices and value not in spec.flag.choices:
                 raise ValueError(f"{name} must be one of {', '.join(spec.flag.choices)}, not {value!r}")
+            # Every limit is a comparison, and none of them holds or breaks for "nan".
+            _require(not isinstance(value, float) or math.isfinite(value), f"{name} must be a finite number")
 
     @property
     def nats_urls(self) -> list[str]:
@@ -120,6 +127,17 @@ class Spec(msgspec.Struct, frozen=True):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _check_nats_url(url: str) -> None:
+    """The parts that nats-py trips over. Raise ValueError."""
+    shown = _URL_SECRET.sub(f"://{MASK}@", url)
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        usable = parts.scheme in _NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError as problem:
+        raise ValueError(f"nats: {shown!r}: {problem}") from None
+    _require(usable, f"nats: {shown!r} is no address of a NATS server (nats://HOST:PORT)")
 
 
 _specs: dict[type, dict[str, Spec]] = {}
@@ -279,6 +297,8 @@ def _from_file(path: Path, specs: Mapping[str, Spec], service: str) -> dict[str,
         raise BadSettings(f"cannot read the configuration file {path}: {problem}") from None
     values: dict[str, Any] = {}
     own_table = content.pop(service, {})
+    if not isinstance(own_table, dict):
+        raise BadSettings(f"{path}: {service!r} must be a table: [{service}]")
     for name, value in content.items():
         if name in SERVICES and isinstance(value, dict):
             continue

@@ -1,6 +1,9 @@
 """`kvbus events` against a real stream, in both encodings."""
 
+import asyncio
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -8,6 +11,7 @@ from kvbus_runtime.bus import open_bus
 from kvbus_runtime.event_log import EventLog
 from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.timing import scaled
 from kvbus_testkit.up import run_kvbus
 from kvbus_wire.kv_events import KvEvents, Removed, Stored, encode_events
 from kvbus_wire.message import CONTENT_TYPE, CONTENT_TYPE_JSON
@@ -79,3 +83,17 @@ def test_an_unknown_kind_is_refused_before_any_connection() -> None:
     result = run_kvbus("events", "--kind", "moved")
     assert result.returncode == 2
     assert "kind" in result.stderr
+
+
+async def test_it_ends_quietly_when_nobody_reads_its_output_any_more(arguments: tuple[str, ...]) -> None:
+    following = [part for part in arguments if part != "--no-follow"]
+    process = subprocess.Popen(  # noqa: ASYNC220  (waited for in a thread)
+        [sys.executable, "-m", "kvbus_cli", *following], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    try:
+        _, errors = await asyncio.to_thread(process.communicate, timeout=scaled(20))
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (0, "")

@@ -177,3 +177,14 @@ async def test_force_kills_what_is_left_and_the_status_says_so(run: Run) -> None
         run.system.force()
         run.system.request_stop("SIGINT")
         assert await task == 1
+
+
+async def test_a_status_file_that_cannot_be_written_is_told_once_and_harms_nothing(run: Run) -> None:
+    async with running(run) as task:
+        await run.until(READY)
+        run.status_file.unlink()
+        run.status_file.mkdir()
+        run.system.request_stop("SIGINT")
+        assert await task == 0
+    assert not run.system.processes.living()
+    assert len([line for line in run.notes.lines if "status file" in line]) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from kvbus_cli.up.ports import FIRST, LAST, free_port_picker, is_free
 from kvbus_cli.up.readiness import waits_for
-from kvbus_cli.up.state_dir import StateDirInUse, locked
+from kvbus_cli.up.state_dir import StateDirInUse, StateDirUnusable, locked
 from kvbus_cli.up.status import StatusFile, SystemStatus
 
 
@@ -22,6 +22,12 @@ def test_a_state_directory_serves_one_system_at_a_time(tmp_path: Path) -> None:
         pass
     with locked(tmp_path / "state"):
         assert (tmp_path / "state" / "logs").is_dir()
+
+
+def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateDirUnusable, match="file/state cannot be used"), locked(tmp_path / "file" / "state"):
+        pass
 
 
 def test_the_status_file_is_complete_json_and_leaves_no_temporary_file(tmp_path: Path) -> None:
@@ -54,6 +60,11 @@ def test_picked_ports_are_free_and_differ() -> None:
     ports = [pick() for _ in range(20)]
     assert len(set(ports)) == 20
     assert all(FIRST <= port < LAST for port in ports)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 10**20])
+def test_a_number_that_is_no_port_is_not_free(port: int) -> None:
+    assert not is_free("127.0.0.1", port)
 
 
 def test_a_port_that_is_listened_on_is_not_free() -> None:

@@ -87,6 +87,13 @@ def test_variables_of_other_services_and_programs_are_ignored() -> None:
         (["--lease-ttl-s", "2.5"], "--lease-ttl-s"),
         (["--namespace", ""], "namespace"),
         (["--nats", " , "], "nats"),
+        (["--nats", "nats://h:99999"], "nats"),
+        (["--nats", "nats://[h:1"], "nats"),
+        (["--nats", "nats://h:port"], "nats"),
+        (["--nats", "http://h:4222"], "nats"),
+        (["--nats", "nats://user:hidden@:4222"], "://********@"),
+        (["--ratio", "nan"], "ratio must be a finite number"),
+        (["--drain-timeout-s", "inf"], "drain_timeout_s"),
         (["--health-port", "70000"], "health_port"),
         (["--nats-user", "u", "--nats-creds", "f"], "only one"),
         (["--nats-tls-cert", "f"], "go together"),
@@ -109,6 +116,7 @@ def test_bad_settings_end_with_status_2(capsys: pytest.CaptureFixture[str], argv
         ("[frontend]\nhttp_prot = 1", "http_prot"),
         ('[frontend]\nhttp_port = "1"', "http_port"),
         ("x = [", "kvbus.toml"),
+        ("frontend = 5", "frontend"),
     ],
 )
 def test_bad_files_end_with_status_2(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, named: str) -> None:

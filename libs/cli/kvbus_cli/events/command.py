@@ -1,6 +1,7 @@
 """`kvbus events`: connects, follows, prints."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,13 +62,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Output:
-    """Prints events, or counts them until `print_rates`."""
+    """Prints events, or counts them until `print_rates`. ``nobody_reads`` is called when the output has been closed."""
 
-    def __init__(self, settings: EventsSettings) -> None:
+    def __init__(self, settings: EventsSettings, nobody_reads: Callable[[], None]) -> None:
         self._settings = settings
         self._selection = settings.selection
         self._format: Callable[..., str] = as_json if settings.json else as_text
         self._rates = Rates()
+        self._nobody_reads = nobody_reads
         self.bad_messages = 0
 
     def on_message(self, subject: str, data: bytes, headers: Mapping[str, str], stream_seq: int) -> None:
@@ -81,7 +83,7 @@ class Output:
             if self._settings.rates:
                 self._rates.add(event)
             else:
-                print(self._format(event), flush=self._settings.follow)
+                self._print(self._format(event))
 
     def print_rates(self, seconds: float) -> None:
         """Nothing when nothing was counted."""
@@ -89,9 +91,17 @@ class Output:
         if rows and self._settings.json:
             import msgspec
 
-            print(msgspec.json.encode(rows).decode(), flush=True)
+            self._print(msgspec.json.encode(rows).decode())
         elif rows:
-            print(rates_text(rows) + "\n", flush=True)
+            self._print(rates_text(rows) + "\n")
+
+    def _print(self, text: str) -> None:
+        try:
+            print(text, flush=self._settings.follow)
+        except BrokenPipeError:
+            # As `events | head` leaves it. What is buffered must not fail again when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self._nobody_reads()
 
 
 async def _run(settings: EventsSettings) -> int:
@@ -99,7 +109,7 @@ async def _run(settings: EventsSettings) -> int:
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
-    output = Output(settings)
+    output = Output(settings, nobody_reads=over.set)
     async with open_bus(settings, name="kvbus-events", connect_timeout_s=settings.connect_timeout_s) as bus:
         log = await EventLog.open(bus)
         subject = bus.subjects.kv_events(settings.model or "*", settings.worker or "*")

@@ -15,7 +15,7 @@ from kvbus_cli.paths import state_root
 from kvbus_cli.up.console import TerminalReporter
 from kvbus_cli.up.plan import SERVICES, ProcessSpec, UpOptions, plan
 from kvbus_cli.up.ports import free_port_picker, is_free
-from kvbus_cli.up.state_dir import StateDirInUse, locked
+from kvbus_cli.up.state_dir import StateDirInUse, StateDirUnusable, locked
 from kvbus_cli.up.status import StatusFile
 from kvbus_cli.up.system import System
 from kvbus_runtime.nats_server import NatsServerNotFound
@@ -107,12 +107,15 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    if arguments.json_status is not None and not arguments.json_status.absolute().parent.is_dir():
+        print(f"kvbus up: there is no folder for --json-status {arguments.json_status}", file=sys.stderr)
+        return 2
     state_dir: Path = (arguments.state_dir or state_root() / f"up-{arguments.http_port}").absolute()
     try:
         with locked(state_dir):
             model = arguments.model or prepared_model(DEFAULT_MODEL)
             return asyncio.run(_run(arguments, _options(arguments, model), state_dir, console))
-    except (StateDirInUse, NatsServerNotFound) as error:
+    except (StateDirInUse, StateDirUnusable, NatsServerNotFound) as error:
         print(f"kvbus up: {error}", file=sys.stderr)
     except ChildProcessError as error:
         print(f"kvbus up: the model could not be prepared: {error}", file=sys.stderr)

@@ -15,7 +15,7 @@ def is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
+        except (OSError, OverflowError):  # taken, not ours, or no port at all
             return False
     return True
 

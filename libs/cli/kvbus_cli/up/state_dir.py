@@ -11,11 +11,19 @@ class StateDirInUse(Exception):
     """Another `kvbus up` holds the folder."""
 
 
+class StateDirUnusable(Exception):
+    """The folder cannot be made or written."""
+
+
 @contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
-    """Makes the folder and its ``logs``. Raise StateDirInUse."""
-    (state_dir / "logs").mkdir(parents=True, exist_ok=True)
-    with (state_dir / "lock").open("a+", encoding="utf-8") as lock:
+    """Makes the folder and its ``logs``. Raise StateDirInUse or StateDirUnusable."""
+    try:
+        (state_dir / "logs").mkdir(parents=True, exist_ok=True)
+        file = (state_dir / "lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise StateDirUnusable(f"{state_dir} cannot be used: {error.strerror}; give another --state-dir") from error
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -54,7 +54,10 @@ def process_status(child: Child) -> ProcessStatus:
 
 
 class StatusFile:
-    """Replaced as a whole at every change, so a reader never sees half of it. Without a path it writes nothing."""
+    """Replaced as a whole at every change, so a reader never sees half of it. Without a path it writes nothing.
+
+    Raise OSError.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

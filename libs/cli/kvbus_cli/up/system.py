@@ -67,6 +67,7 @@ class System:
         self._over = asyncio.Event()
         self._stop_reason = ""
         self._failed = False
+        self._status_file_failed = False
         self._status = SystemStatus(
             state="starting", pid=os.getpid(), url=url, nats_url=nats_url, namespace=namespace, state_dir=str(state_dir)
         )
@@ -160,4 +161,11 @@ class System:
 
     def _write(self, state: str) -> None:
         self._status = msgspec.structs.replace(self._status, state=state)
-        self._status_file.write(self._status, self.processes.children)
+        try:
+            self._status_file.write(self._status, self.processes.children)
+        except (
+            OSError
+        ) as error:  # a full disk, say: no reason to fall, and least of all while the processes are being ended
+            if not self._status_file_failed:
+                self._reporter.failed(f"the status file cannot be written: {error}")
+            self._status_file_failed = True
