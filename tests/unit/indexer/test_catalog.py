@@ -203,12 +203,25 @@ def test_a_second_gap_while_a_snapshot_is_fetched_is_repaired_too(harness: Harne
 def test_a_stale_incarnation_is_ignored_and_a_new_one_clears(harness: Harness) -> None:
     catalog = harness.live("w1")
     catalog.apply(batch(stored(1, 2), seq=2), 0.0)
+    catalog.joined(worker_record(incarnation=2), 0.0)
+    order = harness.start(0.0)
+    catalog.chunk(order, chunk(0, incarnation=2), 0.0)
+    catalog.finish(order, 0.0)
     catalog.apply(batch(stored(5), seq=1, incarnation=2), 0.0)
     catalog.apply(batch(stored(6), seq=3, incarnation=1), 0.0)
     assert harness.depths(1, 2) == {}
     assert harness.depths(6) == {}
     assert harness.depths(5) == {"w1/g1": 1}
     assert harness.counts[Fate.STALE] == 1
+
+
+def test_events_of_an_incarnation_that_the_directory_does_not_know_shut_nobody_out(harness: Harness) -> None:
+    catalog = harness.live("w1")
+    catalog.apply(batch(stored(9), seq=1, incarnation=2**63), 0.0)
+    catalog.apply(batch(stored(1, 2), seq=2), 0.0)
+    assert harness.depths(1, 2) == {"w1/g1": 2}
+    assert harness.depths(9) == {}
+    assert harness.counts[Fate.UNKNOWN_INSTANCE] == 1
 
 
 def test_an_instance_that_is_gone_leaves_nothing_and_its_late_events_are_ignored(harness: Harness) -> None:
@@ -251,6 +264,15 @@ def test_a_worker_that_has_sent_more_than_arrived_is_repaired_after_a_moment(har
     assert catalog.next_due() == 11.0
     assert not catalog.due(10.9)
     assert harness.start(11.0).reason == "lag"
+
+
+def test_a_report_that_promises_more_than_there_is_costs_one_repair_only(harness: Harness) -> None:
+    catalog = harness.live("w1")
+    catalog.load_report(load_report(2**63), 10.0)
+    order = harness.start(11.0)
+    catalog.chunk(order, chunk(1), 11.1)
+    catalog.finish(order, 11.1)
+    assert not catalog.due(60.0)
 
 
 def test_events_that_were_only_late_need_no_repair(harness: Harness) -> None:
@@ -319,12 +341,11 @@ def test_a_snapshot_of_a_restarted_or_gone_instance_is_void(harness: Harness) ->
     catalog = harness.live("w1")
     catalog.apply(batch(stored(1), seq=3), 0.0)
     order = harness.start(0.0)
-    catalog.apply(batch(stored(5), seq=1, incarnation=2), 0.0)
+    catalog.joined(worker_record(incarnation=2), 0.0)
     assert not catalog.chunk(order, chunk(3, chain(1)), 0.0)
     assert not catalog.finish(order, 0.0)
     catalog.fail(order, 0.0)
     assert harness.depths(1) == {}
-    assert harness.depths(5) == {"w1/g1": 1}
     catalog.left("w1")
     catalog.joined(worker_record(), 1.0)
     again = harness.start(1.0)

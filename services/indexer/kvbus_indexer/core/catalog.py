@@ -115,7 +115,8 @@ class Catalog:
     def apply(self, batch: KvEvents, now: float) -> None:
         instance = self._instances.get(batch.instance_id)
         size = len(batch.events)
-        if instance is None:
+        if instance is None or batch.incarnation > instance.incarnation:
+            # The directory alone says who is there: a number from a wrong clock would shut out what really runs, for good.
             self._count(Fate.UNKNOWN_INSTANCE, size)
         elif batch.incarnation < instance.incarnation:
             self._count(Fate.STALE, size)
@@ -123,8 +124,6 @@ class Catalog:
             self._count(Fate.INVALID, size)
             self.want(instance, "invalid", now)
         else:
-            if batch.incarnation > instance.incarnation:
-                instance = self._restart(instance, batch.incarnation)
             self._receive(instance, batch, now)
 
     def stream_caught_up(self, now: float) -> None:
@@ -364,10 +363,11 @@ class Catalog:
             instance.lag = None
 
     def _renew_lag(self, instance: Instance, now: float) -> None:
-        """What was missing before a snapshot is in it, or still on its way."""
+        """What was reported before the snapshot was asked for is in it; what was reported since may be on its way."""
         self._end_lag(instance)
-        if instance.lag is not None:
-            instance.lag = instance.lag._replace(since=now)
+        lag = instance.lag
+        if lag is not None:
+            instance.lag = lag._replace(since=now) if lag.since > instance.fetched_at else None
 
     def _check_lag(self, instance: Instance, now: float) -> None:
         lag = instance.lag
