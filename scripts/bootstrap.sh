@@ -54,7 +54,7 @@ make_venv() {
     python=$(find_python)
     say "making the virtual environment $VENV with $("$python" --version)"
     rm -rf "$VENV"
-    if "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    if "$python" -c 'import venv; from ensurepip import bootstrap' 2>/dev/null; then
         "$python" -m venv "$VENV"
         return
     fi
