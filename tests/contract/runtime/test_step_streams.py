@@ -15,13 +15,16 @@ from kvbus_runtime.streams.sender import SenderLimits, StepSender
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.services import running_service
 from kvbus_testkit.timing import eventually, scaled
+from kvbus_testkit.wire_samples import SAMPLES
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, StepFrame, TokenLogprob, Usage
 from kvbus_wire.message import Decoder, Message
 from kvbus_wire.packing import pack_tokens, unpack_tokens
+from kvbus_wire.records import InstanceRecord
 from kvbus_wire.worker import ReplaySteps
 
 USAGE = Usage(prompt_tokens=1, output_tokens=1)
+WORKER = next(sample.worker for sample in SAMPLES if isinstance(sample, InstanceRecord))
 
 
 class Ends:
@@ -56,6 +59,13 @@ class Ends:
 
 def ended(request_id: str) -> Ended:
     return Ended(request_id=request_id, reason="stop", usage=USAGE)
+
+
+async def worker_record(ends: Ends) -> InstanceRecord:
+    """As the frontend knows it, and with what makes it a worker's."""
+    record = await eventually(lambda: ends.frontend.directory.get(ends.worker.instance_id))
+    assert record is not None
+    return msgspec.structs.replace(record, worker=WORKER)
 
 
 @asynccontextmanager
@@ -371,15 +381,45 @@ async def test_a_worker_that_leaves_the_directory_is_lost(nats_server: NatsServe
 async def test_streams_of_an_older_incarnation_are_lost(nats_server: NatsServer, namespace: str) -> None:
     async with both_ends(nats_server, namespace) as ends:
         old = ends.receiver.open("old", ends.worker.instance_id, ends.worker.incarnation - 1)
-        current = ends.open()
-        ends.delta(0, 1)
-        ends.sender.flush()
-        assert isinstance(await anext(current), Delta)
+        record = await worker_record(ends)
+        ends.receiver._on_instance(record, "joined")
         with pytest.raises(StreamLost):
             await read(old)
         late = ends.receiver.open("late", ends.worker.instance_id, ends.worker.incarnation - 1)
         with pytest.raises(StreamLost):
             await read(late)
+
+
+async def test_a_frame_of_an_incarnation_that_nobody_has_heard_of_harms_no_stream(
+    nats_server: NatsServer, namespace: str
+) -> None:
+    async with both_ends(nats_server, namespace) as ends:
+        stream = ends.open()
+        forged = StepFrame(worker_id=ends.worker.instance_id, incarnation=2**63, seq=2**63, ended=(ended("r"),))
+        await ends.worker.bus.publish(ends.worker.bus.subjects.steps(ends.frontend.instance_id), forged)
+        await eventually(lambda: ends.frontend.metrics.value("step_frames_received_total") >= 1)
+        ends.delta(0, 1)
+        ends.sender.flush()
+        assert isinstance(await anext(stream), Delta)
+        later = ends.open("later")
+        ends.delta(0, 1, request_id="later")
+        ends.sender.flush()
+        assert isinstance(await anext(later), Delta)
+
+
+async def test_a_worker_that_comes_back_after_its_clock_was_put_right_is_heard(
+    nats_server: NatsServer, namespace: str
+) -> None:
+    async with both_ends(nats_server, namespace) as ends:
+        record = await worker_record(ends)
+        fast = msgspec.structs.replace(record, incarnation=record.incarnation + 86_400_000)
+        ends.receiver._on_instance(fast, "joined")
+        ends.receiver._on_instance(fast, "left")
+        ends.receiver._on_instance(record, "joined")
+        stream = ends.open()
+        ends.delta(0, 1)
+        ends.sender.flush()
+        assert isinstance(await anext(stream), Delta)
 
 
 async def test_a_restarted_frontend_of_the_same_id_picks_the_numbers_up(

@@ -160,7 +160,7 @@ class StepReceiver:
         self._received.inc()
         if frame.incarnation < self._newest.get(frame.worker_id, 0):
             return
-        self._note_incarnation(frame.worker_id, frame.incarnation)
+        # Its number makes nobody else's streams void: that a worker has restarted is for the directory to say.
         source = self._source(frame.worker_id, frame.incarnation)
         source.heard_at = asyncio.get_running_loop().time()
         source.unanswered = 0
@@ -192,6 +192,9 @@ class StepReceiver:
 
     def _on_instance(self, record: InstanceRecord, change: str) -> None:
         if change == "left":
+            if self._newest.get(record.instance_id) == record.incarnation:
+                # The next one may have a lower number: a clock was put right.
+                del self._newest[record.instance_id]
             source = self._sources.get((record.instance_id, record.incarnation))
             if source is not None:
                 self._lose(source, "the worker has left")
