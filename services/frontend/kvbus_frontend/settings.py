@@ -22,6 +22,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
 
     request_timeout_s: Annotated[float, Flag("longest time for one request as a whole")] = 1800.0
     body_timeout_s: Annotated[float, Flag("longest wait for the next piece of a request body")] = 30.0
+    body_total_timeout_s: Annotated[float, Flag("longest time for a request body as a whole")] = 300.0
     route_timeout_s: Annotated[float, Flag("wait for one answer of the router (then it is asked again)")] = 60.0
     generate_timeout_s: Annotated[float, Flag("wait for a worker to accept a request")] = 10.0
     heartbeat_timeout_s: Annotated[float, Flag("a worker that is silent this long has failed")] = 5.0
@@ -44,7 +45,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
         for name in (
             "max_body_bytes", "max_messages", "max_tools", "max_choices", "max_concurrent_requests", "max_models",
             "request_timeout_s", "body_timeout_s", "route_timeout_s", "generate_timeout_s", "heartbeat_timeout_s", "retry_pause_s",
-            "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads", "absent_model_s",
+            "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads", "absent_model_s", "body_total_timeout_s",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")

@@ -190,3 +190,36 @@ async def test_a_body_that_stops_coming_is_408(cluster: Any) -> None:
 
     async with cluster.session.post(CHAT, data=pieces()) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (408, "body_timeout")
+
+
+async def test_a_body_that_only_trickles_is_408_too(cluster: Any) -> None:
+    await cluster.start(body_timeout_s=5.0, body_total_timeout_s=0.2)
+
+    async def pieces() -> Any:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.02)
+
+    async with cluster.session.post(CHAT, data=pieces()) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (408, "body_timeout")
+    await eventually(lambda: cluster.metric("requests_in_flight") == 0)
+
+
+async def test_bytes_that_are_no_http_are_counted_and_do_not_get_into_the_log(
+    cluster: Any, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await cluster.start()
+    address = yarl.URL(cluster.url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}my secret prompt\r\n\r\n"
+    )
+    answer = await reader.read()
+    writer.close()
+    assert b" 400 " in answer
+    assert cluster.metric("http_rejected_total", status="400") >= 1
+    assert "secret" not in caplog.text
+    output = capsys.readouterr().out
+    assert "bad_http" in output
+    assert "secret" not in output
+    assert (await cluster.chat())[0] == 200

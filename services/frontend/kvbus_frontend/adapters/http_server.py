@@ -1,11 +1,13 @@
 """The HTTP server: routes, keys, and errors in the API's own shape."""
 
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from kvbus_protocols.errors import ApiError
 from kvbus_runtime.metrics import Metrics
@@ -21,6 +23,31 @@ def error_response(error: ApiError) -> web.Response:
         status=error.status,
         headers={"Content-Type": "application/json", **error.headers},
     )
+
+
+class _BadHttp(logging.Filter):
+    """Bytes that are no HTTP are the client's doing, and may hold a prompt: one line without them instead of a traceback."""
+
+    def __init__(self, rejected: Any, log: Any) -> None:
+        super().__init__()
+        self._rejected = rejected
+        self._log = log
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        self._rejected.labels(error.code).inc()
+        self._log.info("bad_http", status=error.code, kind=type(error).__name__)
+        return False
+
+
+def _server_logger(quieted: logging.Filter) -> logging.Logger:
+    """One of this server's own, since the filter counts in its metrics."""
+    logger = logging.Logger("aiohttp.server")
+    logger.parent = logging.getLogger()
+    logger.addFilter(quieted)
+    return logger
 
 
 class HttpServer:
@@ -51,7 +78,12 @@ class HttpServer:
         self._app.add_routes([*public, *routes])
         # Bodies are unpacked by the handlers, within their limits; a client that leaves cancels its handler.
         self._runner = web.AppRunner(
-            self._app, access_log=None, handler_cancellation=True, auto_decompress=False, shutdown_timeout=2.0
+            self._app,
+            logger=_server_logger(_BadHttp(self._rejected, log)),
+            access_log=None,
+            handler_cancellation=True,
+            auto_decompress=False,
+            shutdown_timeout=2.0,
         )
         self.url = ""
 

@@ -137,7 +137,12 @@ class Api:
     async def read(self, request: web.Request) -> bytes:
         """Raise ApiError."""
         try:
-            return await read_body(request, limit=self.settings.max_body_bytes, timeout_s=self.settings.body_timeout_s)
+            return await read_body(
+                request,
+                limit=self.settings.max_body_bytes,
+                timeout_s=self.settings.body_timeout_s,
+                total_timeout_s=self.settings.body_total_timeout_s,
+            )
         except ApiError as error:
             if error.status == 413:
                 self.meters.refused.labels("body_bytes").inc()
