@@ -211,9 +211,7 @@ async def test_bytes_that_are_no_http_are_counted_and_do_not_get_into_the_log(
     await cluster.start()
     address = yarl.URL(cluster.url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}my secret prompt\r\n\r\n"
-    )
+    writer.write(b"POST /v1/models HTTP/1.1\r\nHost: h\r\nX-Prompt: my secret\0prompt\r\n\r\n")
     answer = await reader.read()
     writer.close()
     assert b" 400 " in answer
