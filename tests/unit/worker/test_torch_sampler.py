@@ -148,6 +148,25 @@ def test_logprobs_are_the_models_own() -> None:
     assert draw(logits, Sampling(temperature=0.0)).logprob is None
 
 
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 1.0}, {"top_p": 5e-324, "top_k": 1}])
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-5, 1.0, 2.0])
+@pytest.mark.parametrize("penalty", [5e-324, 1e-37, 1e-30, 2.0])
+def test_extreme_numbers_draw_a_token_and_harm_no_other_row(
+    penalty: float, temperature: float, cut: dict[str, Any]
+) -> None:
+    logits = logits_of(11, rows=2)
+    extreme = Sampling(temperature=temperature, repetition_penalty=penalty, logit_bias={4: 100.0, 5: -100.0}, **cut)
+    seen = tuple(range(0, VOCABULARY, 2))
+    ordinary = Row(SamplerState(Sampling(temperature=1.0, top_p=0.9), 1, (), (), ()), 0, False)
+    alone = sample(logits[1:], [ordinary])[0].token
+    for index in range(5):
+        rows = [Row(SamplerState(extreme, index, seen, (), (0, 1)), index, True), ordinary]
+        drawn, other = sample(logits, rows)
+        assert drawn.token is not None
+        assert 2 <= drawn.token < VOCABULARY, "a token of the vocabulary, and none of those that are banned"
+        assert other.token == alone
+
+
 def test_logits_that_are_not_finite_are_reported_for_their_row_only() -> None:
     logits = logits_of(3, rows=3)
     logits[1, 7] = float("nan")

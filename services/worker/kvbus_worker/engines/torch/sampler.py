@@ -19,6 +19,8 @@ from kvbus_wire.frontend import TokenLogprob
 from kvbus_wire.request import Sampling
 
 _GREEDY_BELOW = 1e-5
+# A repetition penalty may be anything above 0. So high an edited logit still stays finite when it is divided by _GREEDY_BELOW.
+_HIGHEST = 1e30
 # top_p seldom needs more than these; a full sort of a large vocabulary costs more than everything else here
 _CANDIDATES = 256
 
@@ -72,6 +74,8 @@ class SamplerState:
         if self._counts:
             counts = _values(self._counts.values(), logits)
             logits[_ids(self._counts, logits)] -= counts * sampling.frequency_penalty + sampling.presence_penalty
+        # A banned token stays banned whatever it is multiplied with (-inf * 0 is NaN).
+        logits.nan_to_num_(nan=float("-inf"), posinf=_HIGHEST, neginf=float("-inf")).clamp_(max=_HIGHEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,11 @@ class Drawn:
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Drawn]:
     """``logits``: float32 [row][vocabulary]."""
-    finite = torch.isfinite(logits.amax(dim=-1)).tolist()
     edited = [i for i, row in enumerate(rows) if row.state.edits(ban_stops=row.ban_stops)]
     chosen_from = logits.clone() if edited else logits
     for i in edited:
         rows[i].state.edit(chosen_from[i], ban_stops=rows[i].ban_stops)
+    finite = (torch.isfinite(logits.amax(dim=-1)) & torch.isfinite(chosen_from.amax(dim=-1))).tolist()
     tokens = chosen_from.argmax(dim=-1).tolist()
     drawn = [i for i, row in enumerate(rows) if not row.state.greedy and finite[i]]
     if drawn:
