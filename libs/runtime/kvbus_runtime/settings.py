@@ -33,12 +33,15 @@ _URL_SECRET = re.compile(r"://[^@/,\s]*@")
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """What ``--help`` says about a setting. ``secret``: never printed. ``choices``: the only values allowed."""
+    """What ``--help`` says about a setting. ``secret``: never printed. ``choices``: the only values allowed.
+    ``infinite``: "inf" has a meaning.
+    """
 
     help: str
     secret: bool = False
     metavar: str | None = None
     choices: tuple[str, ...] = ()
+    infinite: bool = False
 
 
 class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +94,8 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
             if spec.flag.choices and value not in spec.flag.choices:
                 raise ValueError(f"{name} must be one of {', '.join(spec.flag.choices)}, not {value!r}")
             # Every limit is a comparison, and none of them holds or breaks for "nan".
-            _require(not isinstance(value, float) or math.isfinite(value), f"{name} must be a finite number")
+            if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not spec.flag.infinite)):
+                raise ValueError(f"{name} must be a finite number")
 
     @property
     def nats_urls(self) -> list[str]:

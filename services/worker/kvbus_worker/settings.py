@@ -25,7 +25,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     threads: Annotated[int, Flag("threads of a computing engine (0: the engine decides)")] = 0
 
     script: Annotated[str, Flag("mock: what to say, a file of JSON lines", metavar="FILE")] = ""
-    mock_speedup: Annotated[float, Flag("mock: divides all step times; inf: no time at all")] = 1.0
+    mock_speedup: Annotated[float, Flag("mock: divides all step times; inf: no time at all", infinite=True)] = 1.0
     mock_step_base_s: Annotated[float, Flag("mock: fixed time of a step")] = 0.006
     mock_prefill_tokens_per_s: Annotated[float, Flag("mock: prefill rate without attention")] = 20_000.0
     mock_attention_s_per_pair: Annotated[float, Flag("mock: prefill attention per (token, context token)")] = 4e-10
