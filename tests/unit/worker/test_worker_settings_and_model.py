@@ -89,6 +89,15 @@ def test_an_unknown_engine_names_those_there_are() -> None:
         create_engine(settings, load_model_folder(None))
 
 
+def test_the_torch_engine_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("kvbus_worker.engines.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(EngineError, match="extra torch") as refused:
+        create_engine(_settings("--engine", "torch", "--model", "anywhere"), load_model_folder(None))
+    assert refused.value.reply.param == "engine"
+
+
 def test_a_worker_without_the_torch_engine_does_not_import_torch() -> None:
     code = (
         "import sys; import kvbus_worker.cli as c; from kvbus_worker.settings import WorkerSettings;"

@@ -54,8 +54,17 @@ def create_engine(settings: WorkerSettings, model: ModelFolder) -> Engine:
 
 
 def _torch(config: EngineConfig) -> Engine:
-    from kvbus_worker.engines.torch.engine import TorchEngine
-    from kvbus_worker.engines.torch.settings import TorchSettings
+    try:
+        from kvbus_worker.engines.torch.engine import TorchEngine
+        from kvbus_worker.engines.torch.settings import TorchSettings
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors", "numpy"):
+            raise
+        raise EngineError(
+            ErrorCode.UNSUPPORTED,
+            f"the torch engine needs {error.name}: install kvbus with the extra torch, or choose --engine mock",
+            param="engine",
+        ) from error
 
     if config.model_dir is None:
         raise EngineError(ErrorCode.INVALID_REQUEST, "the torch engine needs a model folder", param="model")
