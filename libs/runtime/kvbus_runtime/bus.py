@@ -249,7 +249,11 @@ class Bus:
         return Subscription(self, number, server)
 
     async def _send_reply(self, subject: str, message: Message) -> None:
-        data = encode(message)
+        try:
+            data = encode(message)
+        except OverflowError as problem:  # sums of numbers that somebody sent: no reason for the service to end
+            self.log.error("reply_not_encodable", message=type(message).__name__, error=str(problem))
+            data = encode(ErrorReply(code=ErrorCode.INTERNAL, message=f"the reply cannot be encoded: {problem}"))
         if len(data) > self.max_payload:
             text = f"the reply of {len(data)} bytes is above the bus limit of {self.max_payload}"
             self.log.error("reply_too_large", size=len(data), limit=self.max_payload, message=type(message).__name__)

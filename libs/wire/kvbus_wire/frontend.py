@@ -1,9 +1,14 @@
 """Messages to a frontend: what one engine step produced, in one message."""
 
+from typing import Annotated
+
 import msgspec
 
 from kvbus_wire.errors import ErrorReply
 from kvbus_wire.message import Message, Part
+
+# Far beyond what is ever sent, and far enough below what msgpack can hold to be counted on from.
+FrameNumber = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
@@ -64,7 +69,7 @@ class StepFrame(Message, frozen=True):
 
     worker_id: str
     incarnation: int
-    seq: int
+    seq: FrameNumber
     started: tuple[Started, ...] = ()
     deltas: tuple[Delta, ...] = ()
     ended: tuple[Ended, ...] = ()

@@ -90,6 +90,19 @@ async def test_a_refusal_comes_back_with_its_fields(bus: Bus, other: Bus) -> Non
     assert not failure.value.retryable
 
 
+async def test_a_reply_that_cannot_be_encoded_is_an_internal_error_and_the_subject_lives_on(
+    bus: Bus, other: Bus
+) -> None:
+    async def overflow(message: Message, context: RequestContext) -> Message:
+        return Accepted(request_id="r", incarnation=2**64)
+
+    await bus.serve("s", [Cancel], overflow)
+    for _ in range(2):
+        with pytest.raises(RequestFailed) as failure:
+            await other.request("s", cancel(), Accepted, timeout_s=WAIT_S)
+        assert failure.value.code is ErrorCode.INTERNAL
+
+
 async def test_a_crashing_handler_is_an_internal_error_and_the_subject_lives_on(bus: Bus, other: Bus) -> None:
     calls = 0
 

@@ -395,7 +395,7 @@ async def test_a_frame_of_an_incarnation_that_nobody_has_heard_of_harms_no_strea
 ) -> None:
     async with both_ends(nats_server, namespace) as ends:
         stream = ends.open()
-        forged = StepFrame(worker_id=ends.worker.instance_id, incarnation=2**63, seq=2**63, ended=(ended("r"),))
+        forged = StepFrame(worker_id=ends.worker.instance_id, incarnation=2**63, seq=2**53, ended=(ended("r"),))
         await ends.worker.bus.publish(ends.worker.bus.subjects.steps(ends.frontend.instance_id), forged)
         await eventually(lambda: ends.frontend.metrics.value("step_frames_received_total") >= 1)
         ends.delta(0, 1)

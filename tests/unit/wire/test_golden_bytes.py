@@ -11,6 +11,7 @@ import pytest
 import kvbus_wire
 from kvbus_testkit.wire_samples import ERROR, SAMPLES, golden_file, tag_of, write_missing
 from kvbus_wire.errors import ErrorReply
+from kvbus_wire.frontend import StepFrame
 from kvbus_wire.message import DecodeFailed, Decoder, Message, Part, encode
 from kvbus_wire.worker import Accepted, Cancel, NeedTokens
 
@@ -89,6 +90,12 @@ def test_array_like_parts_of_a_newer_version_with_more_elements_are_understood(s
 
 def defaults(struct: msgspec.Struct, encoded: list[Any]) -> list[Any]:
     return [getattr(struct, name) for name in struct.__struct_fields__[len(encoded) :]]
+
+
+def test_a_frame_number_that_nobody_could_count_on_from_is_refused() -> None:
+    frame = StepFrame(worker_id="w", incarnation=1, seq=2**64 - 1)
+    with pytest.raises(DecodeFailed):
+        Decoder.of(StepFrame).decode(encode(frame))
 
 
 def test_defaults_are_not_sent() -> None:
