@@ -256,3 +256,16 @@ def test_preparing_models_needs_no_torch() -> None:
     code = "import sys, kvbus_worker.models.smollm2, kvbus_worker.models.tiny, kvbus_worker.models.gguf_convert; "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_the_converter_the_extra_is_named_before_anything_is_fetched(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['numpy'] = None; from pathlib import Path;"
+        "from kvbus_worker.models import errors, smollm2\n"
+        "try: smollm2.prepare(Path(sys.argv[1]))\n"
+        "except errors.MissingPackage as error: sys.exit(str(error))"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "'numpy'" in result.stderr
+    assert "kvbus[models]" in result.stderr
+    assert list(tmp_path.iterdir()) == []

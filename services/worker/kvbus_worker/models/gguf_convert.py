@@ -14,9 +14,9 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from kvbus_worker.models import tensor_files, tokenizer_files
+from kvbus_worker.models.dtypes import StoredDtype
 from kvbus_worker.models.errors import WrongContent
 from kvbus_worker.models.progress import Progress
-from kvbus_worker.models.tensor_files import StoredDtype
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",

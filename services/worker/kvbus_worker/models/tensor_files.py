@@ -8,12 +8,11 @@ nor one call that all its supported versions share.
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-StoredDtype = Literal["float32", "bfloat16"]
+from kvbus_worker.models.dtypes import StoredDtype
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16"}
 _ALIGNMENT = 8
