@@ -9,6 +9,9 @@ import pytest
 
 from kvbus_cli.__main__ import VERBS
 from kvbus_cli.services import SERVICES
+from kvbus_runtime import parts, serving
+from kvbus_testkit.wire_samples import SAMPLES
+from kvbus_wire.errors import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE_VERB = re.compile(r"^(?:\$ )?make ([a-z]+)", re.MULTILINE)
@@ -62,3 +65,16 @@ def test_commands_in_documents_exist(readme: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(MAKE_VERB.findall(code)) <= targets
     assert set(KVBUS_VERB.findall(code)) <= {*VERBS, *SERVICES}
+
+
+def test_the_protocol_document_names_every_message_header_and_error_code() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    headers = [
+        parts.HEADER_ID,
+        parts.HEADER_PART,
+        parts.HEADER_BYTES,
+        serving.HEADER_MESSAGE_ID,
+        serving.HEADER_TIMEOUT_MS,
+    ]
+    wanted = [*(type(message).__name__ for message in SAMPLES), *headers, *ErrorCode]
+    assert [name for name in wanted if f"`{name}" not in text] == []
