@@ -502,3 +502,40 @@ async def test_a_sender_closes_although_what_publishes_its_frames_has_ended(
         sender.add_ended("front", ended("r"))
         async with asyncio.timeout(scaled(10)):
             await sender.close()
+
+
+async def test_a_forged_frame_far_ahead_costs_open_streams_and_no_later_ones(
+    nats_server: NatsServer, namespace: str
+) -> None:
+    limits = ReceiverLimits(behind_s=0.3)
+    async with both_ends(nats_server, namespace, receiver_limits=limits) as ends:
+        stream = ends.open()
+        ends.start()
+        ends.delta(0, 7)
+        ends.sender.flush()
+        assert isinstance(await anext(stream), Started)
+        assert isinstance(await anext(stream), Delta)
+        forged = StepFrame(
+            worker_id=ends.worker.instance_id,
+            incarnation=ends.worker.incarnation,
+            seq=10_000,
+            started=(Started("somebody's", 0),),
+        )
+        await ends.worker.bus.publish(ends.worker.bus.subjects.steps(ends.frontend.instance_id), forged)
+        with pytest.raises(StreamLost):
+            await anext(stream)
+        # The next one is lost as well, at worst, by the time that shows where the worker really stands.
+        for attempt in range(3):
+            request_id = f"later-{attempt}"
+            later = ends.open(request_id)
+            ends.sender.add_delta(ends.frontend.instance_id, Delta(request_id, 0, pack_tokens((1, 2))))
+            ends.end(request_id)
+            ends.sender.flush()
+            # Heartbeats go on while a request is open.
+            ends.open(f"open-{attempt}")
+            try:
+                assert [type(item) async for item in later] == [Delta, Ended]
+            except StreamLost:
+                continue
+            return
+        pytest.fail("no later stream was received")

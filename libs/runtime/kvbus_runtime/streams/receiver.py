@@ -32,18 +32,20 @@ _decoder = Decoder.of(StepFrame)
 
 class ReceiverLimits(msgspec.Struct, frozen=True, kw_only=True):
     """``stream_tokens``: waiting in one stream; ``replay_attempts``: without progress; ``workers``: remembered positions;
-    ``pending_bytes``: of the bus subscription."""
+    ``pending_bytes``: of the bus subscription; ``behind_s``: a worker's frames may be older than those delivered for so long."""
 
     stream_tokens: int = 65_536
     replay_attempts: int = 5
     replay_timeout_s: float = 2.0
     workers: int = 4096
     pending_bytes: int = 256 << 20
+    behind_s: float = 2.0
     sequencer: SequencerLimits = SequencerLimits()
 
 
 class _Source(msgspec.Struct):
-    """One worker incarnation. ``unanswered``: probes in a row that nobody was there to answer."""
+    """One worker incarnation. ``unanswered``: probes in a row that nobody was there to answer. ``behind_since``: since when its
+    frames have had numbers below the ones delivered."""
 
     worker_id: str
     incarnation: int
@@ -53,6 +55,7 @@ class _Source(msgspec.Struct):
     repair: asyncio.Task[None] | None = None
     probe: asyncio.Task[None] | None = None
     unanswered: int = 0
+    behind_since: float | None = None
 
 
 class StepReceiver:
@@ -164,12 +167,28 @@ class StepReceiver:
         source = self._source(frame.worker_id, frame.incarnation)
         source.heard_at = asyncio.get_running_loop().time()
         source.unanswered = 0
+        self._check_numbering(source, frame.seq)
         self._take(source, frame)
         if source.sequencer.gap is not None:
             if source.streams:
                 self._start_repair(source)
             else:
                 source.sequencer.skip()
+
+    def _check_numbering(self, source: _Source, seq: int) -> None:
+        """A replay overtakes frames that are on their way, so a worker may seem to be behind, but only for a moment.
+
+        If it stays behind, the position here is wrong (somebody else has published a frame with a higher number): go on where the
+        worker is; what it has sent meanwhile is lost.
+        """
+        if seq >= source.sequencer.expected - 1:
+            source.behind_since = None
+        elif source.behind_since is None:
+            source.behind_since = source.heard_at
+        elif source.heard_at - source.behind_since > self._limits.behind_s:
+            source.behind_since = None
+            source.sequencer.rewind(seq)
+            self._lose(source, "the worker is behind the frames received")
 
     def _take(self, source: _Source, frame: StepFrame) -> None:
         for ready in source.sequencer.receive(frame):

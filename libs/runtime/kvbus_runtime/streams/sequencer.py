@@ -88,6 +88,11 @@ class StepSequencer:
         self.expected = self.seen + 1
         self.has_delivered = True
 
+    def rewind(self, seq: int) -> None:
+        """Whatever was received, the worker stands at ``seq``: go on behind it."""
+        self.seen = seq
+        self.skip()
+
     def check_integrity(self) -> None:
         assert all(seq > self.expected for seq in self._held)  # noqa: S101
         assert self._held_items == sum(_items(frame) for frame in self._held.values())  # noqa: S101
