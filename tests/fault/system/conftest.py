@@ -11,6 +11,6 @@ from kvbus_worker.models import tiny
 async def tiny_system(tmp_path: Path) -> AsyncIterator[System]:
     """Two workers with a real transformer of random weights, deep enough that an answer takes a while."""
     model = tiny.write(tmp_path / "tiny", arch="qwen3", num_hidden_layers=16)
-    flags = ("--engine", "torch", "--model", str(model), "--served-model-name", "tiny", "--kv-blocks", "512")
+    flags = f"--engine torch --model {model} --served-model-name tiny --kv-blocks 512 --drain-timeout-s 0.1".split()
     async with System(flags, flags={"frontend": ("--heartbeat-timeout-s", "3")}) as system:
         yield system

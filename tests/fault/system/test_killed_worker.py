@@ -1,5 +1,6 @@
 """A worker that is killed in the middle of an answer is replaced without the client noticing."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -49,6 +50,23 @@ async def test_the_stream_goes_on_and_the_text_equals_the_undisturbed_one(
     for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert answer.usage[count] == undisturbed.usage[count]
     assert await tiny_system.metric("frontend", "kvbus_frontend_migrations_total") == 1
+
+
+async def test_a_worker_that_is_told_to_stop_hands_over_what_it_cannot_finish(tiny_system: System) -> None:
+    body: dict[str, Any] = {"messages": QUESTION, "max_tokens": 600, "ignore_eos": True, "temperature": 0}
+    undisturbed = await tiny_system.chat(**body)
+
+    answer = Answer()
+    stopped = ""
+    async for now in tiny_system.stream(body, answer):
+        if now.chunks >= 5 and not stopped:
+            stopped = await busy_worker(tiny_system)
+            tiny_system.processes[stopped].terminate()
+
+    assert (answer.error, answer.finish_reason, answer.done) == (None, "length", True)
+    assert answer.text == undisturbed.text
+    assert await tiny_system.metric("frontend", "kvbus_frontend_migrations_total") == 1
+    assert await asyncio.to_thread(tiny_system.processes[stopped].wait) == 0
 
 
 async def test_with_no_worker_left_the_stream_ends_with_one_error_and_the_system_recovers(tiny_system: System) -> None:
