@@ -8,6 +8,9 @@ import msgspec
 
 from kvbus_cli.services import SERVICES
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
 
 class Verb(msgspec.Struct, frozen=True):
     """``module`` has ``main(argv) -> int``."""
@@ -53,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"kvbus: there is no verb {verb!r}\n\n{overview()}", file=sys.stderr)
         return 2
-    status: int = importlib.import_module(VERBS[verb].module).main(rest)
+    try:
+        status: int = importlib.import_module(VERBS[verb].module).main(rest)
+    except KeyboardInterrupt:  # of verbs and moments that have no ending of their own, such as a download
+        return INTERRUPTED
     return status
 
 

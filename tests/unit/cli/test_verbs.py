@@ -60,6 +60,18 @@ def test_every_tool_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     assert f"kvbus {verb}" in capsys.readouterr().out
 
 
+def test_ctrl_c_where_a_verb_has_no_ending_of_its_own_is_a_status_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    module = types.ModuleType("kvbus_cli.version_command")
+    module.main = interrupted  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kvbus_cli.version_command", module)
+    assert main(["version"]) == 130
+
+
 def test_an_override_names_service_setting_and_value() -> None:
     assert _override("worker.device=cuda:0") == ("worker", "device", "cuda:0")
 
