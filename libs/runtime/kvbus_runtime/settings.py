@@ -218,7 +218,7 @@ def _parser(specs: Mapping[str, Spec], service: str, description: str) -> argpar
         shown = MASK if spec.flag.secret and spec.default else _shown(spec.default)
         text = f"{spec.flag.help} (default: {shown}; env {spec.variable(service)})".lstrip()
         if spec.flag.choices:
-            text = f"one of {', '.join(spec.flag.choices)}; {text}"
+            text = f"one of {', '.join(filter(None, spec.flag.choices))}; {text}"
         group = own if spec.own else common
         options: dict[str, Any] = {"dest": spec.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
         if spec.type is bool:

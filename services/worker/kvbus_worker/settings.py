@@ -14,7 +14,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     role: Annotated[str, Flag("what this worker does", choices=("both",))] = "both"
 
     device: Annotated[str, Flag("where a computing engine runs: cpu, cuda, cuda:1, ...")] = "cpu"
-    dtype: Annotated[str, Flag("data type of a computing engine; auto takes the model's or the device's best")] = "auto"
+    dtype: Annotated[str, Flag("data type of a computing engine; auto: float32 on CPUs, bfloat16 on GPUs")] = "auto"
     block_size: Annotated[int, Flag("tokens per KV block")] = 16
     kv_blocks: Annotated[int, Flag("KV blocks in G1 (0: from --kv-bytes)")] = 0
     kv_bytes: Annotated[int, Flag("memory for KV blocks in bytes, when --kv-blocks is 0 (0: the engine decides)")] = 0

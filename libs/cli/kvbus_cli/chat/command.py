@@ -23,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="", help="default: the first one that the server lists")
     parser.add_argument("--system", default="", help="system prompt")
     parser.add_argument("--max-tokens", type=int, default=None, help="limit of each answer")
-    parser.add_argument("--temperature", type=float, default=None)
+    parser.add_argument("--temperature", type=float, default=None, help="0 is greedy; default: the model's own")
     parser.add_argument("--api-key", default="", help="sent as bearer token")
     return parser
 
