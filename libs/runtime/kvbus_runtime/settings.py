@@ -65,7 +65,7 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "info"
     log_format: Annotated[str, Flag("auto is console on a terminal", choices=("auto", "console", "json"))] = "auto"
     drain_timeout_s: Annotated[float, Flag("how long requests in flight may go on after SIGTERM")] = 30.0
-    lease_ttl_s: Annotated[int, Flag("an instance that is silent this long counts as gone")] = 5
+    lease_ttl_s: Annotated[int, Flag("an instance that is silent this long counts as gone")] = 8
     kv_event_encoding: Annotated[str, Flag("form of the KV events on the bus", choices=("msgpack", "json"))] = "msgpack"
     kv_stream_max_bytes: Annotated[int, Flag("size limit of the stream of KV events (reserved on the bus)")] = 256 << 20
     kv_stream_max_age_s: Annotated[float, Flag("age limit of the stream of KV events")] = 86_400.0
