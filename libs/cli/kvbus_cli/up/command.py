@@ -103,7 +103,8 @@ def main(argv: Sequence[str]) -> int:
     console = Console(soft_wrap=False)
     if not is_free(arguments.http_host, arguments.http_port):
         print(
-            f"kvbus up: {arguments.http_host}:{arguments.http_port} cannot be listened on; give another --http-port",
+            f"kvbus up: {arguments.http_host}:{arguments.http_port} cannot be listened on; give another --http-port "
+            f"(make up ARGS='--http-port {arguments.http_port + 1}')",
             file=sys.stderr,
         )
         return 2
