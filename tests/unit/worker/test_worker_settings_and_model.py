@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -8,9 +9,12 @@ import pytest
 
 from kvbus_runtime.settings import parse_settings
 from kvbus_tokenizers import byte_level_bundle
+from kvbus_worker.adapters import engines
 from kvbus_worker.adapters.engines import create_engine
 from kvbus_worker.adapters.model_folder import load_model_folder, weights_fingerprint
-from kvbus_worker.engines.base import EngineError
+from kvbus_worker.engines.base import Engine, EngineError
+from kvbus_worker.engines.config import ENTRY_POINT_GROUP, EngineConfig
+from kvbus_worker.engines.mock import MockEngine
 from kvbus_worker.settings import WorkerSettings
 
 
@@ -87,6 +91,20 @@ def test_an_unknown_engine_names_those_there_are() -> None:
     settings = msgspec.structs.replace(_settings("--engine", "mock"), engine="steam")
     with pytest.raises(EngineError, match="mock, torch"):
         create_engine(settings, load_model_folder(None))
+
+
+def test_an_engine_of_a_third_party_is_made_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", f"{__name__}:_engine_of_a_third_party", ENTRY_POINT_GROUP)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: _engine_of_a_third_party)
+    monkeypatch.setattr(engines, "entry_points", lambda group: [point] if group == ENTRY_POINT_GROUP else [])
+    settings = _settings("--engine", "mine", "--kv-blocks", "7")
+    made = create_engine(settings, load_model_folder(None))
+    assert isinstance(made, MockEngine)
+    assert made.info.total_blocks == 7
+
+
+def _engine_of_a_third_party(config: EngineConfig) -> Engine:
+    return create_engine(_settings("--engine", "mock", "--kv-blocks", str(config.kv_blocks)), load_model_folder(None))
 
 
 def test_the_torch_engine_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
