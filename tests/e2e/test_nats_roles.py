@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kvbus_runtime.bus import open_bus
+from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.nats import NatsServer
-from kvbus_testkit.timing import eventually_sync
+from kvbus_testkit.timing import eventually, eventually_sync
 from kvbus_testkit.up import KvbusUp, run_kvbus
 
 ROLES = ("frontend", "router", "indexer", "worker", "kvbm")
@@ -54,3 +56,16 @@ def test_a_role_cannot_do_what_belongs_to_another(server: NatsServer) -> None:
     result = run_kvbus("events", "--nats", server.url, "--nats-user", "router", "--nats-password", "secret-of-router")
     assert result.returncode == 1
     assert "Violation" in server.log_file.read_text()
+
+
+async def test_a_role_cannot_listen_to_the_replies_of_another(server: NatsServer) -> None:
+    settings = CommonSettings(nats=server.url, nats_user="router", nats_password="secret-of-router")
+    async with open_bus(settings, name="listener") as bus:
+        await bus.subscribe_bytes("_INBOX.frontend.>", lambda subject, data, headers: None)
+        await eventually(
+            lambda: any(
+                "Subscription Violation" in line and "_INBOX.frontend.>" in line
+                for line in server.log_file.read_text().splitlines()
+            ),
+            what="the server's refusal",
+        )

@@ -7,6 +7,7 @@ may be delivered twice; every stream is numbered and every request carries an id
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -95,13 +96,17 @@ class Bus:
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count(1)
         self._outbox = Outbox(metrics, settings.outage_buffer_bytes)
-        self._requester = Requester(self._outbox, metrics, tasks, settings.max_message_bytes)
+        self._requester = Requester(self._outbox, metrics, tasks, settings.max_message_bytes, self.new_inbox())
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._disconnect_callbacks: list[Callable[[], None]] = []
         self._connected_gauge = metrics.gauge("bus_connected", "1 while the bus is there")
         self._reconnects = metrics.counter("bus_reconnects", "connections after the first one")
         self._bad = metrics.counter("bus_bad_messages", "messages that could not be decoded or handled", ("subject",))
         self._slow = metrics.counter("bus_slow_consumer", "messages dropped by a full subscription", ("subject",))
+
+    def new_inbox(self) -> str:
+        """A subject for replies. Each service has its own branch, so that a NATS user can be kept from the replies of others."""
+        return f"_INBOX.{self.metrics.service}.{secrets.token_hex(11)}"
 
     # connection
 

@@ -19,6 +19,7 @@ class Metrics:
     """
 
     def __init__(self, service: str) -> None:
+        self.service = service
         self.registry = CollectorRegistry()
         self._prefix = f"kvbus_{service}_"
         self._made: dict[str, tuple[tuple[object, ...], object]] = {}

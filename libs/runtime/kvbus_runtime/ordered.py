@@ -149,7 +149,7 @@ class OrderedConsumer:
             if generation == self._generation:
                 await self._on_message(msg)
 
-        inbox = f"_INBOX.{secrets.token_hex(11)}"
+        inbox = self._bus.new_inbox()
         self._subscription = await self._bus.subscribe_raw(inbox, on_message, pending_limit_bytes=PENDING_BYTES)
         return inbox
 

@@ -50,8 +50,8 @@ def _decoder(types: tuple[type[Message], ...]) -> Decoder:
 class Requester:
     """``inbox``: replies arrive below it, at `on_reply`, on every connection the same."""
 
-    def __init__(self, outbox: Outbox, metrics: Metrics, tasks: Tasks, max_message_bytes: int) -> None:
-        self.inbox = f"_INBOX.{secrets.token_hex(11)}"
+    def __init__(self, outbox: Outbox, metrics: Metrics, tasks: Tasks, max_message_bytes: int, inbox: str) -> None:
+        self.inbox = inbox
         self._outbox = outbox
         self._tasks = tasks
         self._max_message_bytes = max_message_bytes
