@@ -252,7 +252,7 @@ async def test_text_that_waits_is_sent_together(cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "reasons"),
     [
-        ({"write_timeout_s": 0.3}, {"client_disconnected"}),
+        ({"write_timeout_s": 0.3, "stream_buffer_chars": 1 << 40}, {"client_disconnected"}),
         ({"stream_buffer_chars": 100_000}, {"slow_client"}),
     ],
 )
