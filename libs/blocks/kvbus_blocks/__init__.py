@@ -1,1 +1,1 @@
-"""Block identity, prefix index, eviction order: pure, synchronous, no I/O."""
+"""Block identity and prefix index: pure, synchronous, no I/O."""
