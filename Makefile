@@ -32,7 +32,7 @@ check: dev-env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --explicit-package-bases tests
+	$(BIN)/mypy --explicit-package-bases tests libs/*/tests
 	$(BIN)/lint-imports
 
 test: check

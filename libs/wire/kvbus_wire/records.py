@@ -9,6 +9,7 @@ class ModelCard(Part, frozen=True):
     ``fingerprint``: hash of the weights' identity and config, part of the cache domain. ``bundle``: name of the object with the
     tokenizer, chat template and generation config (a tar, named by its SHA-256).
     ``kv_layout``: fingerprint of dtype and block layout.
+    ``tool_call_parser``, ``reasoning_parser``: formats of the model's output; auto: the frontend tells them from the bundle; none: off.
     """
 
     name: str
@@ -19,6 +20,8 @@ class ModelCard(Part, frozen=True):
     kv_layout: str
     eos_token_ids: tuple[int, ...] = ()
     created_s: int = 0
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 class WorkerRecord(Part, frozen=True):
