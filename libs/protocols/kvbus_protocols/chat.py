@@ -1,10 +1,12 @@
 """``POST /v1/chat/completions``: request, response and stream chunks."""
 
+from collections.abc import Container
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from kvbus_protocols.conversation import Grammar
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.generation import GenerationRequest, OptionalUsage, Usage
 
@@ -12,10 +14,15 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
+class ImageUrl(msgspec.Struct, frozen=True):
+    url: str
+
+
 class ContentPart(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -25,8 +32,16 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str | dict[str, Any] | None = None
 
 
+class CustomCall(msgspec.Struct, frozen=True):
+    """A call of a custom tool: its input is free text."""
+
+    name: str
+    input: str = ""
+
+
 class ToolCall(msgspec.Struct, frozen=True):
-    function: FunctionCall
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
     id: str | None = None
     type: str | None = None
 
@@ -48,18 +63,52 @@ class Function(msgspec.Struct, frozen=True, omit_defaults=True):
     strict: bool | None = None
 
 
+class CustomFormat(msgspec.Struct, frozen=True):
+    """``type``: text or grammar."""
+
+    type: str
+    grammar: Grammar | None = None
+
+
+class CustomTool(msgspec.Struct, frozen=True):
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class Tool(msgspec.Struct, frozen=True):
     type: str
     function: Function | None = None
+    custom: CustomTool | None = None
+
+    @property
+    def name(self) -> str | None:
+        named = self.function or self.custom
+        return named.name if named is not None else None
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
     name: str
 
 
+class AllowedTools(msgspec.Struct, frozen=True):
+    mode: str
+    tools: list[Tool]
+
+
 class NamedToolChoice(msgspec.Struct, frozen=True):
     type: str
     function: NamedFunction | None = None
+    custom: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The tools that may be called."""
+        if self.allowed_tools is not None:
+            return [name for tool in self.allowed_tools.tools if (name := tool.name) is not None]
+        named = self.function or self.custom
+        return [named.name] if named is not None else []
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
@@ -76,6 +125,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -118,19 +168,22 @@ def _check_message(message: ChatMessage, where: str) -> None:
     if not isinstance(message.content, list):
         return
     for i, part in enumerate(message.content):
+        place = f"{where}.content[{i}]"
         if part.type in TEXT_PARTS and part.text is None:
-            raise InvalidRequest(f"Missing '{where}.content[{i}].text'.", param=f"{where}.content[{i}].text")
-        if part.type not in (*TEXT_PARTS, "refusal"):
+            raise InvalidRequest(f"Missing '{place}.text'.", param=f"{place}.text")
+        if part.type == "image_url" and part.image_url is None:
+            raise InvalidRequest(f"Missing '{place}.image_url'.", param=f"{place}.image_url")
+        if part.type not in (*TEXT_PARTS, "refusal", "image_url"):
             raise InvalidRequest(
                 f"Content parts of the type '{part.type}' are not supported.",
-                param=f"{where}.content[{i}].type",
+                param=f"{place}.type",
                 code="unsupported_content",
             )
 
 
 def _check_tools(tools: list[Tool], choice: str | NamedToolChoice | None) -> None:
     for i, tool in enumerate(tools):
-        if tool.type != "function" or tool.function is None:
+        if tool.type not in ("function", "custom") or tool.name is None:
             raise InvalidRequest(f"Tools of the type '{tool.type}' are not supported.", param=f"tools[{i}]")
     if choice is None or choice in ("none", "auto"):
         return
@@ -139,23 +192,30 @@ def _check_tools(tools: list[Tool], choice: str | NamedToolChoice | None) -> Non
     if not tools:
         raise InvalidRequest("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
     if isinstance(choice, NamedToolChoice):
-        name = choice.function.name if choice.function is not None else None
-        if name is not None and all(tool.function is None or tool.function.name != name for tool in tools):
-            raise InvalidRequest(f"The function '{name}' of 'tool_choice' is not in 'tools'.", param="tool_choice")
+        _check_named(choice, {tool.name for tool in tools})
+
+
+def _check_named(choice: NamedToolChoice, known: Container[str | None]) -> None:
+    if choice.type not in ("function", "custom", "allowed_tools"):
+        raise InvalidRequest(f"'tool_choice' of the type '{choice.type}' is not supported.", param="tool_choice.type")
+    if not choice.names:
+        raise InvalidRequest("'tool_choice' names no tool.", param="tool_choice")
+    for name in choice.names:
+        if name not in known:
+            raise InvalidRequest(f"The tool '{name}' of 'tool_choice' is not in 'tools'.", param="tool_choice")
+    if choice.allowed_tools is not None and choice.allowed_tools.mode not in ("auto", "required"):
+        raise InvalidRequest("'mode' must be auto or required.", param="tool_choice.allowed_tools.mode")
 
 
 def _check_response_format(wanted: ResponseFormat | None) -> None:
-    if wanted is None or wanted.type == "text":
+    if wanted is None or wanted.type in ("text", "json_object"):
         return
-    if wanted.type == "json_schema" and not (wanted.json_schema or {}).get("schema"):
-        raise InvalidRequest("'response_format' of the type json_schema needs a schema.", param="response_format")
-    if wanted.type in ("json_schema", "json_object"):
+    if wanted.type != "json_schema":
+        raise InvalidRequest("'response_format' must be text, json_object or json_schema.", param="response_format")
+    if not isinstance((wanted.json_schema or {}).get("schema"), dict):
         raise InvalidRequest(
-            f"'response_format' of the type {wanted.type} is not supported.",
-            param="response_format",
-            code="unsupported",
+            "'response_format' of the type json_schema needs a schema.", param="response_format.json_schema.schema"
         )
-    raise InvalidRequest("'response_format' must be text, json_object or json_schema.", param="response_format")
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -178,9 +238,34 @@ class ChoiceLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class WrittenCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The function of a tool call in an answer, or a piece of it: ``arguments`` is JSON text."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class WrittenInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    input: str
+    name: str | UnsetType = UNSET
+
+
+class AnswerCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool call of an answer. In streams ``index`` tells the calls apart; id, type and name come once, with the first piece."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: WrittenCall | UnsetType = UNSET
+    custom: WrittenInput | UnsetType = UNSET
+
+
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -207,6 +292,23 @@ class ChatDelta(msgspec.Struct, frozen=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
+
+
+class ToolCallDispatch(msgspec.Struct, frozen=True):
+    """Data of ``event: tool_call_dispatch``: a call that is complete while its choice goes on. The shape is Dynamo's."""
+
+    choice_index: int
+    tool_call: AnswerCall
+
+
+class ReasoningDispatch(msgspec.Struct, frozen=True):
+    """Data of ``event: reasoning_dispatch``: a reasoning segment that is complete. The shape is Dynamo's."""
+
+    index: int
+    reasoning_content: str
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Server-sent events as the OpenAI APIs use them: ``data:`` lines with JSON, and the sentinel at the end."""
+"""Server-sent events as bytes: ``data:`` lines with JSON, a name where an API has one, and the sentinel of the OpenAI APIs."""
 
 import msgspec
 
@@ -8,6 +8,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _encoder = msgspec.json.Encoder()
 
 
-def event(data: msgspec.Struct) -> bytes:
-    """One event with its blank line, to be sent in one write: some readers reset at every read."""
-    return b"data: " + _encoder.encode(data) + b"\n\n"
+def event(data: msgspec.Struct, name: str | None = None) -> bytes:
+    """One event with its blank line, to be sent in one write: some readers reset at every read. ``name``: its ``event:`` line."""
+    line = b"data: " + _encoder.encode(data) + b"\n\n"
+    return line if name is None else b"event: " + name.encode() + b"\n" + line
