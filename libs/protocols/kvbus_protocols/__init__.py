@@ -1,13 +1,25 @@
 """Types of the HTTP APIs, standalone: requests with their checks, responses, stream chunks, error bodies, request extensions."""
 
 from kvbus_protocols.decoding import RequestDecoder
-from kvbus_protocols.errors import ApiError, ErrorBody, InvalidRequest, context_length_exceeded, model_not_found
+from kvbus_protocols.errors import (
+    ApiError,
+    ContextOverflow,
+    ErrorBody,
+    InvalidRequest,
+    anthropic_body,
+    context_length_exceeded,
+    model_not_found,
+    openai_body,
+)
 
 __all__ = [
     "ApiError",
+    "ContextOverflow",
     "ErrorBody",
     "InvalidRequest",
     "RequestDecoder",
+    "anthropic_body",
     "context_length_exceeded",
     "model_not_found",
+    "openai_body",
 ]

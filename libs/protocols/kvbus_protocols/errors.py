@@ -1,12 +1,17 @@
-"""Errors as the OpenAI APIs shape them: ``{"error": {"message", "type", "param", "code"}}`` and a status.
+"""Errors, and how each API shapes them.
 
 ApiError                    any of them; raised before the response begins it becomes the response
 └── InvalidRequest          400: the request itself is wrong
+    └── ContextOverflow     the prompt leaves no room for an answer
+
+The OpenAI APIs: ``{"error": {"message", "type", "param", "code"}}`` (`openai_body`).
+Anthropic's: ``{"type": "error", "error": {"type", "message"}, "request_id"}`` (`anthropic_body`).
 """
 
 from collections.abc import Mapping
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -18,6 +23,16 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    error: AnthropicErrorDetail
+    request_id: str | UnsetType = UNSET
 
 
 _TYPES = {
@@ -35,7 +50,17 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -74,7 +99,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> ErrorBody:
-        return ErrorBody(ErrorDetail(self.message, self.error_type, self.param, self.code))
+        return openai_body(self)
 
 
 class InvalidRequest(ApiError):
@@ -82,16 +107,45 @@ class InvalidRequest(ApiError):
         super().__init__(400, message, param=param, code=code)
 
 
+class ContextOverflow(InvalidRequest):
+    """In the words that OpenAI uses, which clients look for. ``completion_tokens``: what the request needs at least."""
+
+    def __init__(self, *, limit: int, prompt_tokens: int, completion_tokens: int, param: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{prompt_tokens + completion_tokens} tokens ({prompt_tokens} in the messages, {completion_tokens} in the completion). "
+            "Please reduce the length of the messages or completion.",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.limit = limit
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+
+
 def model_not_found(model: str) -> ApiError:
     return ApiError(404, f"The model `{model}` does not exist.", code="model_not_found", param="model")
 
 
-def context_length_exceeded(*, limit: int, prompt_tokens: int, completion_tokens: int, param: str) -> InvalidRequest:
-    """In the words OpenAI uses, which clients look for. ``completion_tokens``: what the request needs at least."""
-    return InvalidRequest(
-        f"This model's maximum context length is {limit} tokens. However, you requested {prompt_tokens + completion_tokens} tokens "
-        f"({prompt_tokens} in the messages, {completion_tokens} in the completion). "
-        "Please reduce the length of the messages or completion.",
-        param=param,
-        code="context_length_exceeded",
-    )
+def context_length_exceeded(*, limit: int, prompt_tokens: int, completion_tokens: int, param: str) -> ContextOverflow:
+    return ContextOverflow(limit=limit, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, param=param)
+
+
+def openai_body(error: ApiError) -> ErrorBody:
+    return ErrorBody(ErrorDetail(error.message, error.error_type, error.param, error.code))
+
+
+def anthropic_body(error: ApiError, request_id: str | None = None) -> AnthropicErrorBody:
+    """Of what the client did, ``invalid_request_error`` unless the API has a type of its own for it; else ``api_error``."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if 400 <= error.status < 499 else "api_error")
+    return AnthropicErrorBody(AnthropicErrorDetail(kind, _anthropic_message(error)), request_id or UNSET)
+
+
+def _anthropic_message(error: ApiError) -> str:
+    """This API has no ``param``, so the words name the field. Claude Code reads both numbers of an overflow and compacts."""
+    if isinstance(error, ContextOverflow):
+        found = max(error.prompt_tokens, error.limit + 1)  # a prompt that just fits leaves no room for an answer
+        return f"prompt is too long: {found} tokens > {error.limit} maximum"
+    if error.param and error.param not in error.message:
+        return f"{error.param}: {error.message}"
+    return error.message
