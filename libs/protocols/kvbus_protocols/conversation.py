@@ -53,10 +53,21 @@ class Turn(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
+CUSTOM_INPUT = "input"
+CUSTOM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {CUSTOM_INPUT: {"type": "string"}},
+    "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+"""Models call functions with JSON arguments; a custom tool's free text travels in this one."""
+
+
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A tool the model may call. ``custom``: its input is free text; ``grammar``: what that text must match (lark or regex).
 
-    ``namespace``: given back with each call (Codex groups tools so); the model sees the bare name.
+    ``namespace``: given back with each call (Codex groups tools so); the model sees the bare name. ``deferred``: callable, but not
+    shown at the top of the prompt: the conversation itself shows it, so that loading it changes nothing that came before.
     """
 
     name: str
@@ -66,6 +77,12 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     custom: bool = False
     grammar: "Grammar | None" = None
     namespace: str | None = None
+    deferred: bool = False
+
+    @property
+    def argument_schema(self) -> dict[str, Any] | None:
+        """Of the arguments as the model writes them: those of a custom tool are an object with its text as the one string."""
+        return CUSTOM_SCHEMA if self.custom else self.parameters
 
 
 class Grammar(msgspec.Struct, frozen=True):
