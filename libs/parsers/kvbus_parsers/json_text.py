@@ -1,0 +1,40 @@
+"""JSON as text: how strings and numbers of a model are written down without a detour over Python values that would change them."""
+
+import json
+import math
+import re
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
+def quote(text: str) -> str:
+    """``text`` as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escape(text: str) -> str:
+    """``text`` as it stands inside a JSON string. Pieces may be escaped one by one and joined."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def integer(text: str) -> str | None:
+    """The JSON integer that ``text`` writes (a plus sign and leading zeros go), all digits kept; ``None`` if it writes none."""
+    if not _INTEGER.fullmatch(text):
+        return None
+    # As text all the way: int() refuses very long numbers.
+    digits = text.lstrip("+-").lstrip("0") or "0"
+    return "-" + digits if text.startswith("-") and digits != "0" else digits
+
+
+def number(text: str) -> str | None:
+    """The JSON number that ``text`` writes, its digits kept where JSON allows them; ``None`` if it writes no finite one."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    if whole := integer(text):
+        return whole
+    value = float(text)
+    if not math.isfinite(value):
+        return None
+    return text if _JSON_NUMBER.fullmatch(text) else repr(value)
