@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, StepFrame, TokenLogprob, Usage
+from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
 from kvbus_wire.indexer import IndexQuery, IndexReply, Match
 from kvbus_wire.kv_events import Cleared, KvEvents, Removed, Stored
 from kvbus_wire.kvbm import (
@@ -62,6 +63,38 @@ CARD = ModelCard(
     kv_layout="fp32-paged-1",
     eos_token_ids=(2, 5),
     created_s=1_700_000_000,
+    tool_call_parser="hermes",
+    reasoning_parser="qwen3",
+)
+GUIDANCE = Guidance(
+    form="json_schema",
+    text='{"type":"object"}',
+    strict=True,
+    param="response_format",
+    section=CallSection(
+        calls=(
+            GuidedCall(
+                begin="<function=f>",
+                end="</function>",
+                schema='{"type":"object"}',
+                arguments=(
+                    GuidedArgument(begin="<a>", kind="json", end="</a>", text='{"type":"integer"}', required=True),
+                ),
+                any_content=True,
+                strict=True,
+                param="tools[0].function.parameters",
+            ),
+        ),
+        begin="<calls>",
+        end="</calls>",
+        separator="\n",
+        trigger="<calls>",
+        parallel=False,
+    ),
+    blocks=(FreeBlock(begin="<think>", end="</think>"),),
+    open_block=True,
+    lead="<answer>",
+    tail="</answer>",
 )
 
 SAMPLES: tuple[Message, ...] = (
@@ -127,6 +160,7 @@ SAMPLES: tuple[Message, ...] = (
             prefill_tokens_per_s=300.0,
             decode_step_s=0.1,
             role="decode",
+            guidance=True,
         ),
         kvbm=KvbmRecord(g2_bytes=1 << 30, onboard_bytes_per_s=1e9),
     ),
@@ -198,6 +232,7 @@ SAMPLES: tuple[Message, ...] = (
         session=SESSION,
         mock=MockOutput(output="hi", finish="length", chunks=("h", "i")),
         trace="00-abc-def-01",
+        guidance=GUIDANCE,
     ),
     Accepted(request_id="r1", incarnation=5),
     NeedTokens(request_id="r1"),

@@ -25,7 +25,8 @@ class ModelCard(Part, frozen=True):
 
 
 class WorkerRecord(Part, frozen=True):
-    """``role``: both, prefill or decode. ``block_bytes``: size of one KV block that leaves the engine, 0 when none can."""
+    """``role``: both, prefill or decode. ``block_bytes``: size of one KV block that leaves the engine, 0 when none can.
+    ``guidance``: the engine constrains output by `kvbus_wire.guidance`."""
 
     model: ModelCard
     engine: str
@@ -36,6 +37,7 @@ class WorkerRecord(Part, frozen=True):
     decode_step_s: float
     role: str = "both"
     block_bytes: int = 0
+    guidance: bool = False
 
 
 class KvbmRecord(Part, frozen=True):

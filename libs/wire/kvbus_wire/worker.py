@@ -1,5 +1,6 @@
 """Messages to a worker (and, of the control messages, to kvbm)."""
 
+from kvbus_wire.guidance import Guidance
 from kvbus_wire.message import Message, Part
 from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
 
@@ -9,7 +10,7 @@ class Generate(Message, frozen=True):
 
     The prompt is ``prefix_tokens`` tokens that end with the block ``prefix_key`` (the worker is believed to hold them), then
     ``tokens`` (packed). Its last ``resumed`` tokens are output that another worker produced before: they count for
-    ``max_tokens``, penalties and seeds, and the first delta starts at that offset. Deltas go to the frontend's step subject.
+    ``max_tokens``, penalties, seeds and guidance, and the first delta starts at that offset. Deltas go to the frontend's step subject.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class Generate(Message, frozen=True):
     session: SessionRef | None = None
     mock: MockOutput | None = None
     trace: str = ""
+    guidance: Guidance | None = None
 
 
 class Accepted(Message, frozen=True):
