@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`\Z")
 _MISSING = re.compile(r"missing required field `(.+?)`")
+_UNKNOWN = re.compile(r"contains unknown field `(.+?)`")
 # Any escape sequence of a JSON string, a surrogate pair being one; the group holds a surrogate without its other half.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
@@ -64,6 +65,12 @@ def _wrong_field(message: str) -> InvalidRequest:
     if missing is not None:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    unknown = _UNKNOWN.search(words)
+    if unknown is not None:
+        extension = param.partition(".")[0]
+        return InvalidRequest(
+            f"invalid {extension}: unknown field `{unknown[1]}`", param=f"{param}.{unknown[1]}", code="unknown_field"
+        )
     if not param:
         return InvalidRequest(f"Invalid request body: {words[0].lower()}{words[1:]}.", code="invalid_value")
     return InvalidRequest(

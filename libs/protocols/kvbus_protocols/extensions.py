@@ -1,37 +1,86 @@
-"""Request extensions: ``nvext`` as Dynamo clients send it, and our own ``kvbus`` object. Unknown fields in them are ignored."""
+"""Request extensions: ``nvext`` with the fields that Dynamo defines, and our own ``kvbus`` object.
 
-from typing import Annotated
+Unknown fields in either are refused, as Dynamo does: a misspelt hint would otherwise do nothing without a word.
+"""
+
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from kvbus_protocols.errors import InvalidRequest
+
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
 ShortText = Annotated[str, Meta(max_length=256)]
+InstanceId = Annotated[int, Meta(ge=0)] | ShortText
+"""Dynamo numbers its instances, here they have names."""
+
+FINISH_KINDS = ("stop", "length", "stop_sequence")
+MAX_RETENTION_RANGES = 64
 
 
-class AgentHints(msgspec.Struct, frozen=True):
-    """``priority``: higher is sooner; ``strict_priority``: an absolute tier in the queue; ``osl``: expected output tokens."""
+class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``priority``: higher is sooner; ``strict_priority``: an absolute tier in the queue; ``osl``: expected output tokens;
+    ``speculative_prefill``: warm the cache for the next turn; ``latency_sensitivity``: the older name of a priority."""
 
     priority: Int32 | None = None
     strict_priority: UInt32 | None = None
     osl: UInt32 | None = None
-    latency_sensitivity: float | None = None
     speculative_prefill: bool | None = None
+    latency_sensitivity: float | None = None
 
 
-class NvExt(msgspec.Struct, frozen=True):
-    """``annotations`` and ``extra_fields`` are accepted and do nothing yet; ``token_data`` replaces tokenizing."""
+class MetadataUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
 
-    agent_hints: AgentHints | None = None
-    cache_salt: ShortText | None = None
-    annotations: list[str] | None = None
-    extra_fields: list[str] | None = None
+
+class RoutingConstraints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``required_taints`` filter workers; ``preferred_taints`` scale their cost."""
+
+    required_taints: list[str] | None = None
+    preferred_taints: dict[str, float] | None = None
+
+
+class RouterTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """In milliseconds."""
+
+    ttft_target: float | None = None
+    itl_target: float | None = None
+
+
+class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``greed_sampling``: take the likeliest token; ``use_raw_prompt``: no chat template; ``token_data``: the prompt as tokens;
+    ``cache_salt``: requests with different salts share no cached blocks; ``*_id`` and ``*_rank``: where the request has to run;
+    ``annotations``, ``extra_fields``: what the response should tell besides."""
+
     greed_sampling: bool | None = None
+    use_raw_prompt: bool | None = None
+    annotations: list[str] | None = None
+    backend_instance_id: InstanceId | None = None
+    prefill_worker_id: InstanceId | None = None
+    decode_worker_id: InstanceId | None = None
+    dp_rank: UInt32 | None = None
+    prefill_dp_rank: UInt32 | None = None
     token_data: list[UInt32] | None = None
+    max_thinking_tokens: UInt32 | None = None
+    cache_salt: ShortText | None = None
+    extra_fields: list[str] | None = None
+    metadata_upload: MetadataUpload | None = None
+    agent_hints: AgentHints | None = None
+    request_timestamp_ms: float | None = None
+    routing_constraints: RoutingConstraints | None = None
+    router: RouterTargets | None = None
+
+    @property
+    def pin(self) -> str | None:
+        """The worker that has to serve the request."""
+        pinned = self.decode_worker_id if self.decode_worker_id is not None else self.backend_instance_id
+        return None if pinned is None or pinned == "" else str(pinned)
 
 
-class MockScript(msgspec.Struct, frozen=True):
+class MockScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Raw model output that the mock engine plays; every other engine refuses it. ``chunks``: pieces of one step each."""
 
     output: str | None = None
@@ -39,7 +88,7 @@ class MockScript(msgspec.Struct, frozen=True):
     chunks: list[str] | None = None
 
 
-class Session(msgspec.Struct, frozen=True):
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The agent session of a request; ``final``: nothing follows in it; ``ephemeral``: its blocks need not outlive it."""
 
     id: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -48,9 +97,58 @@ class Session(msgspec.Struct, frozen=True):
     ephemeral: bool = False
 
 
-class KvbusExt(msgspec.Struct, frozen=True):
+class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"kind": "class"}):
+    """How long the blocks of the prompt's tokens [``start_token``, ``end_token``) are worth keeping (None: from its beginning, to
+    its end). ``priority``: higher stays longer; ``class``: pinned blocks stay for ``ttl_s``, ephemeral ones go first."""
+
+    start_token: Annotated[int, Meta(ge=0)] | None = None
+    end_token: Annotated[int, Meta(ge=1)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=100)] | None = None
+    ttl_s: Annotated[float, Meta(gt=0, le=30 * 86400)] | None = None
+    kind: Literal["pinned", "normal", "ephemeral"] = "normal"
+
+
+class Prefetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The next request of the session is expected so long after this one: bring its blocks back by then."""
+
+    after_s: Annotated[float, Meta(ge=0, le=86400)]
+
+
+class KvbusExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mock: MockScript | None = None
     session: Session | None = None
+    retention: list[Retention] | None = None
+    prefetch: Prefetch | None = None
 
 
-FINISH_KINDS = ("stop", "length", "stop_sequence")
+def check_nvext(nvext: NvExt | None, choices: int) -> None:
+    """Raise InvalidRequest for what the types alone cannot say."""
+    if nvext is None:
+        return
+    upload = nvext.metadata_upload
+    if upload is not None and not upload.url.strip():
+        raise InvalidRequest("invalid nvext: metadata_upload.url must not be empty", param="nvext.metadata_upload.url")
+    if choices > 1 and "completion_token_ids" in (nvext.extra_fields or ()):
+        raise InvalidRequest(
+            "invalid nvext: 'completion_token_ids' requires exactly one generated choice", param="nvext.extra_fields"
+        )
+
+
+def check_kvbus(kvbus: KvbusExt | None) -> None:
+    """Raise InvalidRequest for what the types alone cannot say."""
+    if kvbus is None:
+        return
+    if kvbus.mock is not None and kvbus.mock.finish is not None and kvbus.mock.finish not in FINISH_KINDS:
+        raise InvalidRequest(f"'finish' must be one of {', '.join(FINISH_KINDS)}.", param="kvbus.mock.finish")
+    ranges = kvbus.retention or []
+    if len(ranges) > MAX_RETENTION_RANGES:
+        raise InvalidRequest(
+            f"'kvbus.retention' holds {len(ranges)} ranges; at most {MAX_RETENTION_RANGES} are allowed.",
+            param="kvbus.retention",
+        )
+    for i, kept in enumerate(ranges):
+        where = f"kvbus.retention[{i}]"
+        if kept.end_token is not None and kept.end_token <= (kept.start_token or 0):
+            raise InvalidRequest(f"'{where}' ends before it begins.", param=f"{where}.end_token")
+        if kept.kind == "pinned" and kept.ttl_s is None:
+            raise InvalidRequest(f"'{where}' is pinned and needs a 'ttl_s'.", param=f"{where}.ttl_s")

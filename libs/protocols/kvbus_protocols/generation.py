@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kvbus_protocols.errors import InvalidRequest
-from kvbus_protocols.extensions import FINISH_KINDS, KvbusExt, NvExt, ShortText, UInt32
+from kvbus_protocols.extensions import KvbusExt, NvExt, ShortText, UInt32, check_kvbus, check_nvext
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -81,9 +81,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("A stop string may not be empty.", param="stop")
         if self.logit_bias is not None:
             self._check_logit_bias(self.logit_bias)
-        mock = self.kvbus.mock if self.kvbus is not None else None
-        if mock is not None and mock.finish is not None and mock.finish not in FINISH_KINDS:
-            raise InvalidRequest(f"'finish' must be one of {', '.join(FINISH_KINDS)}.", param="kvbus.mock.finish")
+        check_nvext(self.nvext, self.n or 1)
+        check_kvbus(self.kvbus)
 
     @staticmethod
     def _check_logit_bias(bias: dict[int, float]) -> None:

@@ -43,7 +43,7 @@ def completion(**fields: Any) -> CompletionRequest:
             ]
         },
         {"messages": [{"role": "tool", "tool_call_id": "nowhere", "content": [{"type": "text", "text": "a"}]}]},
-        {"nvext": {"agent_hints": {"priority": 5}, "brand_new": 1, "annotations": ["request_id"]}},
+        {"nvext": {"agent_hints": {"priority": 5}, "annotations": ["request_id"]}},
         {"kvbus": {"mock": {"output": "x", "finish": "length", "chunks": ["x"]}, "session": {"id": "s"}}},
     ],
 )
