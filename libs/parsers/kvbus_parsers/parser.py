@@ -1,0 +1,146 @@
+"""The parser of one output: feed it text, get events."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from kvbus_parsers import guided, names
+from kvbus_parsers.events import Event
+from kvbus_parsers.grammar import Context, Grammar, ReasoningFormat, Schema, ToolFormat
+from kvbus_parsers.sink import Sink, mint_id
+from kvbus_parsers.source import Source, Step, markers
+
+FinishReason = Literal["stop", "length", "stop_sequence"]
+
+
+class Parser:
+    """Parses the output of one choice. Any way to cut the text into pieces gives the same segments and calls."""
+
+    def __init__(self, context: Context, grammar: Step[None]) -> None:
+        self._source = context.source
+        self._sink = context.sink
+        self._grammar: Step[None] | None = grammar
+        self._advance()
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text fed so far ends inside reasoning."""
+        return self._sink.in_reasoning
+
+    def feed(self, text: str) -> list[Event]:
+        """The events that the next piece of output makes certain."""
+        self._source.feed(text)
+        self._advance()
+        return self._sink.drain()
+
+    def finish(self, reason: FinishReason) -> list[Event]:
+        """The output is over: what was held back. Only ``stop`` says that the model ended it by itself."""
+        self._source.finish(cut=reason != "stop")
+        self._advance()
+        self._sink.finish()
+        return self._sink.drain()
+
+    def _advance(self) -> None:
+        if self._grammar is not None:
+            try:
+                next(self._grammar)
+            except StopIteration:
+                self._grammar = None
+
+
+def open_parser(
+    *,
+    tool: str | None = None,
+    reasoning: str | None = None,
+    tools: Iterable[Mapping[str, Any]] = (),
+    reasoning_open: bool | None = None,
+    calls: str = "auto",
+    new_id: Callable[[], str] | None = None,
+) -> Parser:
+    """A parser for one output.
+
+    ``tool``, ``reasoning``: names of formats or aliases of them; ``None`` is off. ``tools``: the offered tools, Chat Completions
+    style; formats without types read the arguments by their schemas. ``reasoning_open``: whether the prompt ends inside reasoning,
+    behind it, or says nothing (``None``). ``calls``: ``auto``; ``drop`` (markup of calls vanishes, prose stays); ``guided_array``
+    or ``guided_arguments:NAME`` (the engine was made to write JSON; other output is read by the format). ``new_id`` mints the ids of
+    calls that have none. Raises `names.UnknownFormatError`.
+    """
+    tool_format = names.tool_format(tool) if tool else None
+    reasoning_format = names.reasoning_format(reasoning) if reasoning else None
+    sink = Sink(new_id or mint_id, drop_calls=calls == "drop")
+    context = Context(Source(), sink, _schemas(tools), _leading(calls, tool_format))
+    thinks = reasoning_format is not None and (
+        reasoning_format.starts_open if reasoning_open is None else reasoning_open
+    )
+    return Parser(context, _output(context, tool_format, reasoning_format, thinks=thinks))
+
+
+def _schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Schema]:
+    found: dict[str, Schema] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            parameters = function.get("parameters")
+            found[function["name"]] = parameters if isinstance(parameters, Mapping) else {}
+    return found
+
+
+def _leading(calls: str, tool: ToolFormat | None) -> Grammar | None:
+    guide = guided.grammar(calls)
+    native = tool.leading if tool else None
+    if guide is None or native is None:
+        return guide or native
+
+    def either(context: Context) -> Step[bool]:
+        return (yield from guide(context)) or (yield from native(context))
+
+    return either
+
+
+def _output(
+    context: Context, tool: ToolFormat | None, reasoning: ReasoningFormat | None, *, thinks: bool
+) -> Step[None]:
+    whole = (tool.whole if tool else None) or (reasoning.whole if reasoning else None)
+    if whole is not None:
+        yield from whole(context)
+        yield from context.source.until(markers(), context.sink.prose)
+        return
+    if thinks:
+        context.sink.open_reasoning()
+    yield from _prose_and_calls(context, tool or ToolFormat("none"), reasoning or ReasoningFormat("none", (), ()))
+
+
+def _prose_and_calls(context: Context, tool: ToolFormat, reasoning: ReasoningFormat) -> Step[None]:
+    """Text and reasoning, in turns, and calls in between."""
+    source, sink = context.source, context.sink
+    blocks = reasoning.openers + reasoning.closers + reasoning.framing
+    in_text = markers(*blocks, *tool.openers, *tool.strays)
+    in_reasoning = markers(
+        *reasoning.openers, *reasoning.closers, *(tool.openers if reasoning.ends_on_tool_opener else ())
+    )
+    at_start = True  # of content: of the output, or behind reasoning
+    while True:
+        if at_start and context.leading and not sink.in_reasoning:
+            at_start = False
+            if (yield from context.leading(context)):
+                continue
+        marker = yield from source.until(in_reasoning if sink.in_reasoning else in_text, sink.prose)
+        if marker is None:
+            return
+        if marker in reasoning.openers:
+            sink.open_reasoning()
+            yield from _label(context, reasoning)
+        elif marker in reasoning.closers:
+            at_start = at_start or sink.in_reasoning
+            if sink.in_reasoning:
+                sink.close_reasoning()
+        elif tool.read and marker in tool.openers:
+            if not (yield from tool.read(context, marker)):
+                sink.prose(marker)
+        elif marker in reasoning.framing:
+            sink.marker()
+
+
+def _label(context: Context, reasoning: ReasoningFormat) -> Step[None]:
+    if reasoning.labels:
+        yield from context.source.skip_space()
+        yield from context.source.one_of(markers(*reasoning.labels))
