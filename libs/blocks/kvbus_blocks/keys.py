@@ -35,10 +35,11 @@ class CacheDomain(msgspec.Struct, frozen=True, kw_only=True):
 def chain_keys(domain_key: bytes, tokens: bytes | memoryview, block_size: int, parent: bytes = ROOT) -> list[bytes]:
     """Keys of the whole blocks in ``tokens`` (packed little-endian u32) below ``parent``; a partial last block has no key."""
     size = block_size * _TOKEN_BYTES
+    seeded = blake2b(digest_size=KEY_BYTES, key=domain_key, person=_PERSON)  # copies of it cost half of new ones
     keys: list[bytes] = []
     for end in range(size, len(tokens) + 1, size):
-        state = blake2b(parent, digest_size=KEY_BYTES, key=domain_key, person=_PERSON)
-        state.update(tokens[end - size : end])
+        state = seeded.copy()
+        state.update(parent + tokens[end - size : end])
         parent = state.digest()
         keys.append(parent)
     return keys

@@ -14,6 +14,7 @@ from kvbus_tokenizers.errors import (
 from kvbus_tokenizers.generation import GenerationConfig, read_generation_config
 from kvbus_tokenizers.template import ChatTemplate, load_template
 from kvbus_tokenizers.tokenizer import Tokenizer, load_tokenizer
+from kvbus_tokenizers.written import WrittenObject
 
 __all__ = [
     "BundleInvalid",
@@ -28,6 +29,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "TokenizerUnsupported",
+    "WrittenObject",
     "bundle_name",
     "byte_level_bundle",
     "load_template",

@@ -1,8 +1,8 @@
 """Control tokens in text: finding those that the template wrote, and guarding against those that a user wrote.
 
 A chat template mixes its own text with strings from the request. Before rendering, every control token that is spelled out in
-such a string gets a mark (one private-use character that occurs nowhere in the request) after each of its characters. The rendered
-text is then split at the control tokens that are still whole: those are the template's own. In between, the marks are taken out
+such a string gets a mark (one character that occurs nowhere in the request) after each of its characters. The rendered text
+is then split at the control tokens that are still whole: those are the template's own. In between, the marks are taken out
 again, and the text is encoded without looking for control tokens.
 
 The text is split at control tokens ONLY: there BPE never merges across. Template text beside user text stays in one segment
@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbus_tokenizers.spec import AddedToken
+from kvbus_tokenizers.written import WrittenObject
 
-_MARKS = range(0xE000, 0xF8FF)
+_MARKS = (*range(0x86, 0xA0), *range(0xE000, 0xF8FF))
+"""Control characters (no white space, not escaped in JSON) before private-use ones: text with them has one byte per character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class ControlTokens:
         self._split = _compile(self._all, with_strip=True)
         self._prefixes = {text[:end] for text in self._all for end in range(1, len(text))}
         self._longest = max(map(len, self._all), default=0)
+        self._first_chars = sorted({text[0] for text in self._all})
 
     def split(self, text: str) -> list[Segment]:
         """Text in which every control token counts as such."""
@@ -94,28 +97,39 @@ class ControlTokens:
         mark = _free_mark(strings)
         return self._guarded(value, mark, own_words, self._find_all), mark
 
+    def _may_hold(self, text: str) -> bool:
+        """A quick look that spares most strings the search."""
+        return any(char in text for char in self._first_chars)
+
     def _spells(self, text: str) -> bool:
-        return (self._find_all is not None and self._find_all.search(text) is not None) or self._ends_open(text)
+        return self._may_hold(text) and (
+            (self._find_all is not None and self._find_all.search(text) is not None) or self._ends_open(text)
+        )
 
     def _ends_open(self, text: str) -> bool:
         """Whether the end of the text could become a control token with what the template writes after it."""
         tail = text[-self._longest :]
-        return any(tail[i:] in self._prefixes for i in range(len(tail)))
+        return self._may_hold(tail) and any(tail[i:] in self._prefixes for i in range(len(tail)))
 
     def _guarded(
         self, value: Any, mark: str, own_words: Callable[[Any], bool] | None, find: "re.Pattern[str] | None"
     ) -> Any:
         if isinstance(value, str):
+            if not self._may_hold(value):
+                return value
             if find is not None:
                 value = find.sub(lambda match: "".join(c + mark for c in match[0]), value)
             return value + mark if self._ends_open(value) else value
-        if isinstance(value, dict):
+        if isinstance(value, dict | WrittenObject):
             if own_words is not None and own_words(value):
                 find = self._find_special
-            return {
+            copy = {
                 self._guarded(key, mark, None, find): self._guarded(item, mark, own_words, find)
                 for key, item in value.items()
             }
+            if isinstance(value, WrittenObject):
+                return WrittenObject(copy, self._guarded(value.json_text, mark, None, find))
+            return copy
         if isinstance(value, list):
             return [self._guarded(item, mark, own_words, find) for item in value]
         return value
@@ -127,16 +141,18 @@ def _collect(value: Any, strings: list[str]) -> None:
         item = stack.pop()
         if isinstance(item, str):
             strings.append(item)
-        elif isinstance(item, dict):
+        elif isinstance(item, dict | WrittenObject):
             stack.extend(item.keys())
             stack.extend(item.values())
+            if isinstance(item, WrittenObject):
+                stack.append(item.json_text)
         elif isinstance(item, list):
             stack.extend(item)
 
 
 def _free_mark(strings: Sequence[str]) -> str:
-    used = set().union(*(set(text) for text in strings if not text.isascii()))
-    return next(mark for mark in map(chr, _MARKS) if mark not in used)
+    others = [text for text in strings if not text.isascii()]
+    return next(mark for mark in map(chr, _MARKS) if not any(mark in text for text in others))
 
 
 def _compile(tokens: dict[str, AddedToken], *, with_strip: bool = False) -> "re.Pattern[str] | None":

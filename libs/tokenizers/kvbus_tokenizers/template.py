@@ -4,7 +4,6 @@ Templates come with models and run in jinja2's immutable sandbox, with the setti
 expect (their ``apply_chat_template`` is the reference).
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -21,6 +20,7 @@ from kvbus_tokenizers.bundle import CHAT_TEMPLATE, TOKENIZER_CONFIG, ModelBundle
 from kvbus_tokenizers.control import ControlTokens, Segment
 from kvbus_tokenizers.errors import TemplateFailed
 from kvbus_tokenizers.tokenizer import Tokenizer
+from kvbus_tokenizers.written import to_json
 
 Clock = Callable[[], datetime]
 
@@ -39,17 +39,6 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Plain JSON: jinja2's own filter escapes <, > and & for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 def _raise_exception(message: str) -> NoReturn:
     raise _Refusal(message)
 
@@ -58,7 +47,7 @@ def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: clock().strftime(layout)
     return environment

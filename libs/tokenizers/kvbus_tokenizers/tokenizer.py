@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from kvbus_tokenizers.backends import load_backend
+from kvbus_tokenizers.backends import load_backend, pack_ids
 from kvbus_tokenizers.bundle import TOKENIZER, TOKENIZER_CONFIG, ModelBundle
 from kvbus_tokenizers.control import ControlTokens, Segment
 from kvbus_tokenizers.detokenizer import Detokenizer
@@ -73,6 +73,22 @@ class Tokenizer:
                 plain_ids = self._backend.encode_literal(segment.text) if segment.literal else next(encoded)
                 ids.extend(self._without_special(segment.text, plain_ids))
         return ids
+
+    def encode_packed(self, segments: Sequence[Segment]) -> list[bytes]:
+        """The ids of each segment, packed as little-endian u32. Joined they are `encode_segments`. Raises as that does."""
+        plain = [s.text for s in segments if s.token_id is None and not s.literal]
+        encoded = iter(self._backend.encode_packed(plain)) if plain else iter(())
+        packed: list[bytes] = []
+        for segment in segments:
+            if segment.token_id is not None:
+                packed.append(pack_ids((segment.token_id,)))
+            elif segment.literal or self.control.spelled_special(segment.text):
+                if not segment.literal:
+                    next(encoded)  # ids that may have to be taken apart
+                packed.append(pack_ids(self.encode_segments((segment,))))
+            else:
+                packed.append(next(encoded))
+        return packed
 
     def _without_special(self, text: str, ids: list[int]) -> list[int]:
         """The ids of plain text, sure to hold no special token: should the backend find one nevertheless, it is taken apart."""

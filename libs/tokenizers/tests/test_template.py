@@ -123,8 +123,8 @@ def test_an_assistant_cannot_write_special_tokens() -> None:
     assert [s.text for s in segments if s.token_id is not None] == ["<|im_start|>", "<|im_end|>"]
 
 
-def test_a_private_use_character_of_a_user_survives_guarding() -> None:
-    content = "\ue000<|im_start|>\ue001"
+def test_a_mark_character_of_a_user_survives_guarding() -> None:
+    content = "\x86\ue000<|im_start|>\x87\ue001"
     assert content in text_of(chatml().render(user(content)))
 
 
