@@ -87,18 +87,20 @@ class Schema:
         if "boolean" in types and text.lower() in _BOOLEANS:
             return _BOOLEANS[text.lower()]
         if "object" in types and text.lstrip()[:1] == "{":
-            return self._container(text)
+            return self._container(text, dict)
         if "array" in types and text.lstrip()[:1] in ("[", "("):
-            return self._container(text)
+            return self._container(text, list)
         return None
 
-    def _container(self, text: str) -> str | None:
+    def _container(self, text: str, kind: type) -> str | None:
         try:
             try:
                 value = _loads(text)
             except ValueError:
                 text = python_literals.json_text(text)
                 value = _loads(text)
+            if not isinstance(value, kind):  # a Python set, or a value in parentheses
+                return None
             coerced = self._coerced(value)
             return text if coerced is value else json.dumps(coerced, ensure_ascii=False)
         except (ValueError, RecursionError):  # not JSON at all, a number that JSON cannot hold, or nested too deeply

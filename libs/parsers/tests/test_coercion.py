@@ -89,6 +89,7 @@ def test_big_integers_keep_their_digits() -> None:
         ),
         ("{'a': .5, 'b': +3,}", {"a": 0.5, "b": 3}),
         ("{\"a\": true, 'b': null}", {"a": True, "b": None}),
+        ("{1: 1_0, True: {2, 3}}", {"1": 10, "true": [2, 3]}),
     ],
 )
 def test_a_python_literal_is_the_second_try(text: str, wanted: dict[str, Any]) -> None:
@@ -96,7 +97,7 @@ def test_a_python_literal_is_the_second_try(text: str, wanted: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    "text", ["{'a': open('x')}", "{1: 2}", "{'a': 1, 2}", "{'a'}", "{'a': '", "{'a': \\d}", "{'a': 1_0}"]
+    "text", ["{'a': open('x')}", "{(1): [2}", "{'a': 1, 2}", "{'a'}", "{'a': '", "{'a': \\d}", "{'a': 1 + 0}"]
 )
 def test_what_is_no_literal_stays_a_string(text: str) -> None:
     assert of("object").to_json(text) == json.dumps(text)
