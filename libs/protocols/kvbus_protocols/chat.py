@@ -135,12 +135,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
-    def token_limit_param(self) -> str:
-        return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
-
-    @property
-    def wants_logprobs(self) -> bool:
-        return bool(self.logprobs)
+    def logprob_count(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def check(self) -> None:
         """Raise InvalidRequest for what the types alone cannot say."""

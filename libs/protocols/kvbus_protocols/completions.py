@@ -40,8 +40,8 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         return texts
 
     @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs is not None
+    def logprob_count(self) -> int | None:
+        return self.logprobs
 
     def check(self) -> None:
         """Raise InvalidRequest for what the types alone cannot say."""

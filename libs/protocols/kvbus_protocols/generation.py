@@ -63,8 +63,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def wants_logprobs(self) -> bool:
-        return False
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def logprob_count(self) -> int | None:
+        """How many alternatives each token's log probability comes with; None: no log probabilities."""
+        return None
 
     def check_generation(self) -> None:
         """Raise InvalidRequest for what the types alone cannot say."""

@@ -34,7 +34,7 @@ _URL_SECRET = re.compile(r"://[^@/,\s]*@")
 
 class Flag(msgspec.Struct, frozen=True):
     """What ``--help`` says about a setting. ``secret``: never printed. ``choices``: the only values allowed.
-    ``infinite``: "inf" has a meaning.
+    ``infinite``: "inf" has a meaning. ``also``: further spellings of the flag (``--dyn-...``), as other servers have it.
     """
 
     help: str
@@ -42,6 +42,7 @@ class Flag(msgspec.Struct, frozen=True):
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     infinite: bool = False
+    also: tuple[str, ...] = ()
 
 
 class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,10 +223,10 @@ def _parser(specs: Mapping[str, Spec], service: str, description: str) -> argpar
         group = own if spec.own else common
         options: dict[str, Any] = {"dest": spec.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
         if spec.type is bool:
-            group.add_argument(spec.option, action=argparse.BooleanOptionalAction, **options)
+            group.add_argument(spec.option, *spec.flag.also, action=argparse.BooleanOptionalAction, **options)
         else:
             metavar = spec.flag.metavar or _metavar(spec.type)
-            group.add_argument(spec.option, metavar=metavar, **options)
+            group.add_argument(spec.option, *spec.flag.also, metavar=metavar, **options)
     return parser
 
 

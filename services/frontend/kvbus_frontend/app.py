@@ -10,6 +10,7 @@ from kvbus_frontend.adapters.http_server import HttpServer
 from kvbus_frontend.adapters.models import Models
 from kvbus_frontend.handlers.api import Api
 from kvbus_frontend.handlers.chat import ChatHandler
+from kvbus_frontend.handlers.chat_flow import ChatFlow
 from kvbus_frontend.handlers.completions import CompletionsHandler
 from kvbus_frontend.handlers.models import ModelsHandler
 from kvbus_frontend.handlers.tokenization import TokenizationHandler
@@ -73,7 +74,8 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
         service.spawn,
     )
     api = Api(settings, models, generator, executor, service.metrics, service.log)
-    chat, completions = ChatHandler(api), CompletionsHandler(api)
+    flow = ChatFlow(api)
+    chat, completions = ChatHandler(api, flow), CompletionsHandler(api)
     listed, tokenization = ModelsHandler(models), TokenizationHandler(api)
     server = HttpServer(
         [

@@ -12,6 +12,24 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     http_port: Annotated[int, Flag("port of the HTTP API (0: any free one)")] = 8000
     api_key: Annotated[str, Flag("keys that clients must send as Bearer token, separated by commas", secret=True)] = ""
 
+    enable_openai_api: Annotated[bool, Flag("serve /v1/chat/completions, /v1/completions and /v1/responses")] = True
+    enable_anthropic_api: Annotated[bool, Flag("serve /v1/messages")] = True
+    strip_anthropic_preamble: Annotated[
+        bool, Flag("drop Claude Code's billing line, which differs per session, from system prompts")
+    ] = True
+    keep_volatile: Annotated[
+        str, Flag("rules of prompt stability that are off, separated by commas", metavar="NAMES")
+    ] = ""
+    enable_streaming_tool_dispatch: Annotated[
+        bool, Flag("announce each finished call on Chat Completions by event: tool_call_dispatch")
+    ] = False
+    enable_streaming_reasoning_dispatch: Annotated[
+        bool, Flag("announce each finished thought on Chat Completions by event: reasoning_dispatch")
+    ] = False
+    reasoning_field: Annotated[
+        str, Flag("Chat Completions: where thoughts are", choices=("reasoning_content", "reasoning", "both"))
+    ] = "reasoning_content"
+
     max_body_bytes: Annotated[int, Flag("largest request body, unpacked")] = 32 << 20
     max_messages: Annotated[int, Flag("most messages of one request")] = 10_000
     max_tools: Annotated[int, Flag("most tools of one request")] = 1024

@@ -236,6 +236,8 @@ class WorkerApp:
                 kv_layout=info.kv_layout,
                 eos_token_ids=self._model.eos_token_ids,
                 created_s=int(time.time()),
+                tool_call_parser=settings.tool_call_parser,
+                reasoning_parser=settings.reasoning_parser,
             ),
             engine=info.name,
             total_blocks=info.total_blocks,

@@ -11,6 +11,20 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     model: Annotated[str, Flag("model folder (config.json, tokenizer.json, weights)", metavar="DIR")] = ""
     served_model_name: Annotated[str, Flag("name of the model in the API (empty: the folder's name, or mock)")] = ""
     engine: Annotated[str, Flag("torch, mock, or the name of an entry point in the group kvbus.engines")] = "torch"
+    tool_call_parser: Annotated[
+        str,
+        Flag(
+            "format of the model's tool calls: auto (told from its chat template), none, hermes, qwen3_coder, ...",
+            also=("--dyn-tool-call-parser",),
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Flag(
+            "format of the model's thoughts: auto (told from its chat template), none, qwen3, deepseek_r1, ...",
+            also=("--dyn-reasoning-parser",),
+        ),
+    ] = "auto"
     role: Annotated[str, Flag("what this worker does", choices=("both",))] = "both"
 
     device: Annotated[str, Flag("where a computing engine runs: cpu, cuda, cuda:1, ...")] = "cpu"

@@ -129,7 +129,7 @@ async def test_sampling_hints_session_and_script_reach_the_worker(cluster: Any) 
         temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=42, presence_penalty=1, frequency_penalty=-1,
         repetition_penalty=1.2, logit_bias={"65": -100}, max_completion_tokens=9, max_tokens=3, min_tokens=2,
         stop_token_ids=[7], logprobs=True, top_logprobs=2, brand_new_field={"x": 1},
-        nvext={"agent_hints": {"priority": 3, "strict_priority": 1, "osl": 50, "speculative_prefill": True}, "new": 1},
+        nvext={"agent_hints": {"priority": 3, "strict_priority": 1, "osl": 50, "speculative_prefill": True}},
         kvbus={"mock": {"output": "x", "finish": "length", "chunks": ["x"]}, "session": {"id": "s", "parent": "p"}},
     )  # fmt: skip
     message = cluster.worker.requests[0]

@@ -2,12 +2,20 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import Protocol
 
-import msgspec
 from aiohttp import web
 
-from kvbus_protocols import sse
-from kvbus_protocols.errors import ApiError
+
+class EventSink(Protocol):
+    """Where the events of a stream go. Raise ConnectionError when nobody is there any more."""
+
+    async def open(self) -> None: ...
+
+    async def send(self, events: Iterable[bytes]) -> None: ...
+
+    async def close(self) -> None:
+        """No more events follow."""
 
 
 class EventStream:
@@ -28,21 +36,11 @@ class EventStream:
     async def open(self) -> None:
         await self.response.prepare(self._request)
 
-    async def send(self, events: Iterable[msgspec.Struct]) -> None:
-        data = b"".join(map(sse.event, events))
-        if data:
+    async def send(self, events: Iterable[bytes]) -> None:
+        if data := b"".join(events):
             await self._write(data)
 
-    async def keep_alive(self) -> None:
-        await self._write(sse.KEEP_ALIVE)
-
-    async def done(self) -> None:
-        await self._write(sse.DONE)
-        await self.response.write_eof()
-
-    async def fail(self, error: ApiError) -> None:
-        """An error after the response has begun: one event, then the end without the sentinel."""
-        await self._write(sse.event(error.body))
+    async def close(self) -> None:
         await self.response.write_eof()
 
     async def _write(self, data: bytes) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from kvbus_protocols.errors import ApiError
+from kvbus_protocols.errors import ApiError, anthropic_body, openai_body
 from kvbus_runtime.metrics import Metrics
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -17,11 +17,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
-def error_response(error: ApiError) -> web.Response:
+def error_response(request: web.Request, error: ApiError) -> web.Response:
+    """In the shape of the API that was asked."""
+    body = anthropic_body(error) if speaks_anthropic(request) else openai_body(error)
     return web.Response(
-        body=msgspec.json.encode(error.body),
+        body=msgspec.json.encode(body),
         status=error.status,
         headers={"Content-Type": "application/json", **error.headers},
+    )
+
+
+def speaks_anthropic(request: web.Request) -> bool:
+    """Whether the client is one of the Messages API: by the path, or, on paths that both APIs have, by its version header."""
+    return request.path.startswith("/v1/messages") or (
+        request.path.startswith("/v1/models") and "anthropic-version" in request.headers
     )
 
 
@@ -103,23 +112,23 @@ class HttpServer:
             self._check_key(request)
             return await handler(request)
         except ApiError as error:
-            return self._refused(error)
+            return self._refused(request, error)
         except web.HTTPException as refusal:
             if refusal.status < 400:
                 raise
             message = f"{refusal.reason}: {request.method} {request.path}"
-            return self._refused(ApiError(refusal.status, message, code=_CODES.get(refusal.status)))
+            return self._refused(request, ApiError(refusal.status, message, code=_CODES.get(refusal.status)))
         except ConnectionError:
             return web.Response(status=499)  # the client has gone; nobody sees this
         except Exception:
             self._log.exception("request_crashed", method=request.method, path=request.path)
-            return error_response(ApiError(500, "The server failed to process the request.", code="internal"))
+            return error_response(request, ApiError(500, "The server failed to process the request.", code="internal"))
 
-    def _refused(self, error: ApiError) -> web.Response:
+    def _refused(self, request: web.Request, error: ApiError) -> web.Response:
         self._rejected.labels(error.status).inc()
         if error.code == "internal" and error.__cause__ is not None:
             self._log.error("request_failed", message=error.message, exc_info=error.__cause__)
-        return error_response(error)
+        return error_response(request, error)
 
     def _check_key(self, request: web.Request) -> None:
         if not self._keys or request.path in self._public:

@@ -11,7 +11,9 @@ import msgspec
 from kvbus_frontend.adapters.generation import Spawn
 from kvbus_frontend.core.catalog import Departed, Offer, offers_of
 from kvbus_frontend.core.choice_text import ChoiceText
+from kvbus_frontend.core.formats import Formats, chosen_format, told_formats
 from kvbus_frontend.core.prompt import Prompt
+from kvbus_frontend.core.template_limits import TemplateLimits, limits_of
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_protocols.generation import GenerationRequest
 from kvbus_runtime.discovery import Directory
@@ -40,12 +42,17 @@ class BundleStore(Protocol):
 
 
 class TextSide(msgspec.Struct, frozen=True):
-    """What a bundle holds, ready for use. ``end_token_ids``: the tokenizer's own end of a turn."""
+    """What a bundle holds, ready for use. ``end_token_ids``: the tokenizer's own end of a turn.
+
+    ``formats``, ``limits``: told from the template.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     generation: GenerationConfig
     end_token_ids: tuple[int, ...]
+    formats: Formats
+    limits: TemplateLimits
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -61,15 +68,27 @@ class ServedModel(msgspec.Struct, frozen=True):
         return self.offer.card.name
 
     @property
+    def formats(self) -> Formats:
+        """The wire formats of the model's output: what its workers say, else what its template tells."""
+        return Formats(
+            tool=chosen_format(self.card.tool_call_parser, self.text.formats.tool),
+            reasoning=chosen_format(self.card.reasoning_parser, self.text.formats.reasoning),
+        )
+
+    @property
     def system_fingerprint(self) -> str:
         return f"kvbus-{self.card.fingerprint[:12]}"
 
-    def choice_text(self, request: GenerationRequest, prompt: Prompt) -> ChoiceText:
-        """The text of one choice that follows the prompt."""
+    def choice_text(
+        self, request: GenerationRequest, prompt: Prompt, *, keep_special: bool | None = None
+    ) -> ChoiceText:
+        """The text of one choice that follows the prompt. ``keep_special``: show special tokens (default: as the request wants)."""
         tokenizer = self.text.tokenizer
         ids = unpack_tokens(prompt.tokens) if tokenizer.strips_leading_space else ()
-        detokenizer = tokenizer.detokenizer(prompt=ids, keep_special=request.skip_special_tokens is False)
-        return ChoiceText(detokenizer, request.stop_strings, token_by_token=request.wants_logprobs)
+        if keep_special is None:
+            keep_special = request.skip_special_tokens is False
+        detokenizer = tokenizer.detokenizer(prompt=ids, keep_special=keep_special)
+        return ChoiceText(detokenizer, request.stop_strings, token_by_token=request.logprob_count is not None)
 
 
 def load_text_side(data: bytes, name: str) -> TextSide:
@@ -78,7 +97,10 @@ def load_text_side(data: bytes, name: str) -> TextSide:
     tokenizer = load_tokenizer(bundle)
     generation = read_generation_config(bundle)
     eos = tokenizer.token_id(tokenizer.named_tokens.get("eos_token", ""))
-    text = TextSide(tokenizer, load_template(bundle, tokenizer), generation, () if eos is None else (eos,))
+    template = load_template(bundle, tokenizer)
+    formats = told_formats(template, bundle)
+    end_token_ids = () if eos is None else (eos,)
+    text = TextSide(tokenizer, template, generation, end_token_ids, formats, limits_of(template))
     _return_freed_memory()
     return text
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvbus_frontend.adapters.generation import Begun, Event, Finished, Generator, Placed, Tokens
-from kvbus_frontend.core.choice_text import ChoiceText, Piece
+from kvbus_frontend.core.choice_stream import ChoiceStream, Said
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.outputs import BufferFull, ChoiceOutput, Finish, OutputBuffer
 from kvbus_protocols.errors import ApiError
@@ -23,7 +23,7 @@ class Choice(msgspec.Struct):
     """
 
     job: Job
-    text: ChoiceText
+    stream: ChoiceStream
     leader: int
     stop_token_ids: tuple[int, ...] = ()
     cached_tokens: int = 0
@@ -118,7 +118,8 @@ class RequestRun:
         leaders = [choice for i, choice in enumerate(self._choices) if choice.leader == i]
         return Usage.of(
             prompt_tokens=sum(choice.job.prompt.count for choice in leaders),
-            completion_tokens=sum(choice.text.output_tokens for choice in self._choices),
+            completion_tokens=sum(choice.stream.output_tokens for choice in self._choices),
+            reasoning_tokens=sum(choice.stream.reasoning_tokens for choice in self._choices),
             cached_tokens=sum(choice.cached_tokens for choice in leaders),
         )
 
@@ -165,25 +166,24 @@ class RequestRun:
                 if not self._has_token:
                     self._has_token = True
                     self._on_first_token()
-                self._put(index, choice.text.push(ids, logprobs))
+                return self._put(index, choice.stream.push(ids, logprobs))
             case Finished(reason, stop_token_id):
-                self._put(index, choice.text.finish())
                 stop = stop_token_id if stop_token_id in choice.stop_token_ids else None
-                if choice.text.matched is None:
-                    self._buffer.finish(index, Finish(reason, stop))
+                return self._put(index, choice.stream.finish(Finish(reason, stop)))
         self._news.set()
-        if choice.text.matched is not None:
-            self._reason = "stop_string"
-            self._buffer.finish(index, Finish("stop", choice.text.matched))
-            return True
-        return isinstance(event, Finished)
+        return False
 
-    def _put(self, index: int, piece: Piece) -> None:
+    def _put(self, index: int, said: Said) -> bool:
         try:
-            self._buffer.put(index, piece)
+            self._buffer.put(index, said.events, said.tokens)
         except BufferFull:
             self._reason = "slow_client"
             raise
+        if said.finish is not None:
+            self._reason = "stop_string"
+            self._buffer.finish(index, said.finish)
+        self._news.set()
+        return said.finish is not None
 
     def _fail(self, error: ApiError) -> None:
         """One failure ends all choices; the first one is told."""

@@ -7,7 +7,10 @@ from msgspec import UNSET, UnsetType
 
 from kvbus_frontend.core.choice_text import TokenText, token_text
 from kvbus_frontend.core.outputs import ChoiceOutput, Finish
+from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
+from kvbus_protocols import sse
 from kvbus_protocols.chat import (
+    AnswerCall,
     AssistantMessage,
     ChatChoice,
     ChatChunk,
@@ -16,8 +19,12 @@ from kvbus_protocols.chat import (
     ChatDelta,
     ChoiceLogprobs,
     ContentLogprob,
+    ReasoningDispatch,
+    ToolCallDispatch,
     TopLogprob,
+    WrittenCall,
 )
+from kvbus_protocols.errors import ApiError
 from kvbus_protocols.generation import Usage
 
 LOWEST_LOGPROB = -9999.0
@@ -36,35 +43,76 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     stream_usage: bool = False
 
 
+class ChatStyle(msgspec.Struct, frozen=True, kw_only=True):
+    """How this API is spoken. ``reasoning_content``, ``reasoning``: the fields that thoughts go to.
+
+    ``dispatch_tools``, ``dispatch_reasoning``: extra events the moment a call or a thought is complete.
+    ``named_choice``: the request named one tool; OpenAI reports such a call with the finish reason stop.
+    """
+
+    reasoning_content: bool = True
+    reasoning: bool = False
+    dispatch_tools: bool = False
+    dispatch_reasoning: bool = False
+    named_choice: bool = False
+
+
 def stop_reason_of(finish: Finish) -> str | int | UnsetType:
     return UNSET if finish.stop is None else finish.stop
+
+
+class _Message(msgspec.Struct):
+    """One choice as a whole. ``calls``: name, id and arguments, in the order of their indexes; cut ones too."""
+
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: list[AnswerCall] = []
+    complete_calls: int = 0
 
 
 class ChatOutput:
     """Makes the chunks of a stream, or the whole response, of one request."""
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, envelope: Envelope, style: ChatStyle) -> None:
         self._envelope = envelope
+        self._style = style
         self._opened: set[int] = set()
+        self._calls: dict[int, int] = {}
+        self._thoughts: dict[int, list[str]] = {}
 
-    def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[ChatChunk]:
+    def opening(self, usage: Usage) -> Iterator[bytes]:
+        yield from ()
+
+    def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[bytes]:
         for output in outputs:
-            yield from self.opening(output.index)
-            if output.text or output.tokens:
-                yield self._chunk(output.index, ChatDelta(content=output.text), self._logprobs(output.tokens))
+            index, logprobs = output.index, self._logprobs(output.tokens)
+            if index not in self._opened:
+                self._opened.add(index)
+                yield self._chunk(index, ChatDelta(role="assistant", content=""))
+            for event in output.events:
+                yield from self._dispatches(index, event)
+                if (delta := self._delta(event)) is not None:
+                    yield self._chunk(index, delta, logprobs)
+                    logprobs = None
+                elif isinstance(event, CallEnded):
+                    self._calls[index] = self._calls.get(index, 0) + 1
+            if logprobs is not None:  # of tokens that are markers, or whose text is held back
+                yield self._chunk(index, ChatDelta(content=""), logprobs)
             if output.finish is not None:
-                yield self._chunk(output.index, ChatDelta(), None, output.finish)
+                yield self._chunk(index, ChatDelta(), finish=output.finish)
 
-    def opening(self, index: int) -> Iterator[ChatChunk]:
-        """The chunk with the role, once per choice."""
-        if index not in self._opened:
-            self._opened.add(index)
-            yield self._chunk(index, ChatDelta(role="assistant", content=""), None)
+    def closing(self, usage: Usage) -> Iterator[bytes]:
+        if self._envelope.stream_usage:
+            yield sse.event(self._wrap([], usage))
+        yield sse.DONE
 
-    def usage_chunk(self, usage: Usage) -> ChatChunk:
-        return self._wrap([], usage)
+    def failure(self, error: ApiError) -> Iterator[bytes]:
+        yield sse.event(error.body)
 
-    def completion(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> ChatCompletion:
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> ChatCompletion:
         envelope = self._envelope
         return ChatCompletion(
             id=envelope.id,
@@ -75,27 +123,66 @@ class ChatOutput:
             system_fingerprint=envelope.fingerprint,
         )
 
+    def _dispatches(self, index: int, event: Event) -> Iterator[bytes]:
+        """Ahead of the standard chunks: what is complete can be acted upon now."""
+        style = self._style
+        if style.dispatch_tools and isinstance(event, CallEnded):
+            call = _whole_call(event.id, event.name, event.arguments, index=event.index)
+            yield sse.event(ToolCallDispatch(index, call), "tool_call_dispatch")
+        if style.dispatch_reasoning and isinstance(event, Reasoning):
+            self._thoughts.setdefault(index, []).append(event.text)
+        if style.dispatch_reasoning and isinstance(event, ReasoningEnded):
+            thought = "".join(self._thoughts.pop(index, ()))
+            yield sse.event(ReasoningDispatch(index, thought), "reasoning_dispatch")
+
+    def _delta(self, event: Event) -> ChatDelta | None:
+        match event:
+            case Text(text):
+                return ChatDelta(content=text)
+            case Reasoning(text):
+                return ChatDelta(
+                    reasoning_content=text if self._style.reasoning_content else UNSET,
+                    reasoning=text if self._style.reasoning else UNSET,
+                )
+            case CallStarted(index, call_id, name):
+                call = AnswerCall(index=index, id=call_id, type="function", function=WrittenCall("", name))
+                return ChatDelta(tool_calls=[call])
+            case CallArguments(index, text):
+                return ChatDelta(tool_calls=[AnswerCall(index=index, function=WrittenCall(text))])
+        return None
+
+    def _finish_reason(self, finish: Finish, complete_calls: int) -> str:
+        called = complete_calls and finish.reason == "stop" and not isinstance(finish.stop, str)
+        return "tool_calls" if called and not self._style.named_choice else finish.reason
+
     def _choice(self, output: ChoiceOutput) -> ChatChoice:
         finish = output.finish or Finish("stop")
+        message = _message(output.events)
+        text, thought = "".join(message.text), "".join(message.reasoning)
         return ChatChoice(
             index=output.index,
-            message=AssistantMessage(content=output.text),
+            message=AssistantMessage(
+                content=text if text or not (message.calls or thought) else None,
+                tool_calls=message.calls or UNSET,
+                reasoning_content=thought if thought and self._style.reasoning_content else UNSET,
+                reasoning=thought if thought and self._style.reasoning else UNSET,
+            ),
             logprobs=self._logprobs(output.tokens) or (ChoiceLogprobs([]) if self._envelope.logprobs else None),
-            finish_reason=finish.reason,
+            finish_reason=self._finish_reason(finish, message.complete_calls),
             stop_reason=stop_reason_of(finish),
         )
 
     def _chunk(
-        self, index: int, delta: ChatDelta, logprobs: ChoiceLogprobs | None, finish: Finish | None = None
-    ) -> ChatChunk:
+        self, index: int, delta: ChatDelta, logprobs: ChoiceLogprobs | None = None, *, finish: Finish | None = None
+    ) -> bytes:
         choice = ChatChunkChoice(
             index=index,
             delta=delta,
             logprobs=logprobs,
-            finish_reason=finish.reason if finish is not None else None,
+            finish_reason=self._finish_reason(finish, self._calls.get(index, 0)) if finish is not None else None,
             stop_reason=stop_reason_of(finish) if finish is not None else UNSET,
         )
-        return self._wrap([choice], None if self._envelope.stream_usage else UNSET)
+        return sse.event(self._wrap([choice], None if self._envelope.stream_usage else UNSET))
 
     def _wrap(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
         envelope = self._envelope
@@ -121,3 +208,27 @@ class ChatOutput:
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
         text, data = token_text(self._envelope.token_bytes, token_id)
         return TopLogprob(text, max(logprob, LOWEST_LOGPROB), data)
+
+
+def _message(events: Iterable[Event]) -> _Message:
+    message = _Message()
+    started: dict[int, CallStarted] = {}
+    arguments: dict[int, list[str]] = {}
+    for event in events:
+        match event:
+            case Text(text):
+                message.text.append(text)
+            case Reasoning(text):
+                message.reasoning.append(text)
+            case CallStarted(index):
+                started[index], arguments[index] = event, []
+            case CallArguments(index, text):
+                arguments[index].append(text)
+            case CallEnded(index):
+                message.complete_calls += 1
+    message.calls = [_whole_call(c.id, c.name, "".join(arguments[index])) for index, c in started.items()]
+    return message
+
+
+def _whole_call(call_id: str, name: str, arguments: str, *, index: int | UnsetType = UNSET) -> AnswerCall:
+    return AnswerCall(index=index, id=call_id, type="function", function=WrittenCall(arguments, name))

@@ -1,4 +1,4 @@
-"""Outputs of choices as legacy Completions bodies and chunks, which have one shape."""
+"""Outputs of choices as legacy Completions bodies and chunks, which have one shape. Its text is never parsed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -7,7 +7,10 @@ from msgspec import UNSET
 from kvbus_frontend.core.chat_output import LOWEST_LOGPROB, Envelope, stop_reason_of
 from kvbus_frontend.core.choice_text import TokenText, token_text
 from kvbus_frontend.core.outputs import ChoiceOutput
+from kvbus_parsers import Text
+from kvbus_protocols import sse
 from kvbus_protocols.completions import Completion, CompletionChoice, CompletionLogprobs
+from kvbus_protocols.errors import ApiError
 from kvbus_protocols.generation import OptionalUsage, Usage
 
 
@@ -19,22 +22,32 @@ class CompletionOutput:
         self._echoes = dict(echoes or {})
         self._offsets = {index: len(text) for index, text in self._echoes.items()}
 
-    def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[Completion]:
+    def opening(self, usage: Usage) -> Iterator[bytes]:
+        yield from ()
+
+    def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[bytes]:
         for output in outputs:
-            if output.text or output.tokens or output.finish is not None or output.index in self._echoes:
-                yield self._wrap([self._choice(output)], None if self._envelope.stream_usage else UNSET)
+            yield sse.event(self._wrap([self._choice(output)], None if self._envelope.stream_usage else UNSET))
 
-    def usage_chunk(self, usage: Usage) -> Completion:
-        return self._wrap([], usage)
+    def closing(self, usage: Usage) -> Iterator[bytes]:
+        if self._envelope.stream_usage:
+            yield sse.event(self._wrap([], usage))
+        yield sse.DONE
 
-    def completion(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> Completion:
+    def failure(self, error: ApiError) -> Iterator[bytes]:
+        yield sse.event(error.body)
+
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> Completion:
         return self._wrap([self._choice(output) for output in outputs], usage)
 
     def _choice(self, output: ChoiceOutput) -> CompletionChoice:
         finish = output.finish
         return CompletionChoice(
             index=output.index,
-            text=self._echoes.pop(output.index, "") + output.text,
+            text=self._echoes.pop(output.index, "") + "".join(e.text for e in output.events if isinstance(e, Text)),
             logprobs=self._logprobs(output) if self._envelope.logprobs and output.tokens else None,
             finish_reason=finish.reason if finish is not None else None,
             stop_reason=stop_reason_of(finish) if finish is not None else UNSET,

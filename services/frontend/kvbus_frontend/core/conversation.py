@@ -1,64 +1,81 @@
-"""Chat messages in the shape that chat templates expect."""
+"""Turns and tools in the shape that chat templates expect."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from kvbus_protocols.chat import ChatMessage, ContentPart, FunctionCall, Tool
+from kvbus_protocols.conversation import (
+    ImagePart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    ToolSpec,
+    Turn,
+)
 
 
-def template_messages(messages: Sequence[ChatMessage], *, argument_strings: bool) -> list[dict[str, Any]]:
+def template_messages(turns: Sequence[Turn], *, argument_strings: bool) -> list[dict[str, Any]]:
     """``argument_strings``: the template takes tool-call arguments as the text that the model wrote, too; others need objects."""
-    return [_template_message(message, argument_strings) for message in messages]
+    messages: list[dict[str, Any]] = []
+    for turn in turns:
+        if turn.role == "tool":
+            messages += [_result(part) for part in turn.parts if isinstance(part, ToolResultPart)]
+        else:
+            messages.append(_message(turn, argument_strings))
+    return messages
 
 
-def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
-    if not tools:
-        return None
-    return [{"type": tool.type, "function": _function(tool)} for tool in tools]
+def template_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
+    return [{"type": "function", "function": _function(tool)} for tool in tools] or None
 
 
-def _function(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = msgspec.to_builtins(tool.function)
-    function.pop("strict", None)  # a wish to the server, not a part of the function
+def _function(tool: ToolSpec) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
     return function
 
 
-def _template_message(message: ChatMessage, argument_strings: bool) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": _text(message.content)}
-    reasoning = message.reasoning_content or message.reasoning
+def _message(turn: Turn, argument_strings: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": turn.role, "content": _text(turn.parts)}
+    reasoning = "".join(part.text for part in turn.parts if isinstance(part, ReasoningPart))
     if reasoning:
         plain["reasoning_content"] = reasoning
-    if message.tool_calls:
+    calls = [part for part in turn.parts if isinstance(part, ToolCallPart)]
+    if calls:
         plain["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function, argument_strings)},
+                "function": {"name": call.name, "arguments": _arguments(call, argument_strings)},
             }
-            for call in message.tool_calls
+            for call in calls
         ]
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        plain["name"] = message.name
+    if turn.name is not None:
+        plain["name"] = turn.name
     return plain
 
 
-def _text(content: str | list[ContentPart] | None) -> str:
+def _result(part: ToolResultPart) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": part.call_id, "content": _text(part.parts)}
+
+
+def _text(parts: Sequence[Part]) -> str:
     """No content is empty content: many templates add it to other text without a look."""
-    if isinstance(content, list):
-        return "\n".join(part.text or part.refusal or "" for part in content)
-    return content or ""
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    images = ["[image omitted: this model reads text only]" for part in parts if isinstance(part, ImagePart)]
+    return "\n".join((*texts, *images))
 
 
-def _arguments(call: FunctionCall, as_string: bool) -> Any:
-    arguments = call.arguments or {}
-    if as_string or not isinstance(arguments, str):
-        return arguments
+def _arguments(call: ToolCallPart, as_string: bool) -> Any:
+    if as_string:
+        return call.arguments or {}
     try:
-        return msgspec.json.decode(arguments)
+        return msgspec.json.decode(call.arguments) if call.arguments else {}
     except msgspec.DecodeError:
-        return arguments  # what the model wrote is no JSON: the template gets it as it is
+        return call.arguments  # what the model wrote is no JSON: the template gets it as it is

@@ -1,35 +1,29 @@
 """Typed requests to prompts, and the checks that need the model. All of it may run in a thread."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvbus_frontend.core.conversation import template_messages, template_tools
-from kvbus_protocols.chat import ChatMessage, ChatRequest, Tool
+from kvbus_frontend.core.template_limits import TemplateLimits, fitted
 from kvbus_protocols.completions import CompletionRequest
+from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.generation import GenerationRequest
-from kvbus_tokenizers import ChatTemplate, TemplateFailed, Tokenizer
+from kvbus_tokenizers import ChatTemplate, Segment, TemplateFailed, Tokenizer
 
 
-def render_chat(
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    messages: Sequence[ChatMessage],
-    *,
-    tools: Sequence[Tool] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final: bool = False,
-    variables: Mapping[str, object] | None = None,
-) -> list[int]:
-    """The prompt of a conversation. Raise ApiError."""
+def render_conversation(
+    conversation: Conversation, template: ChatTemplate | None, limits: TemplateLimits
+) -> list[Segment]:
+    """The prompt of a conversation, before tokenizing. Raise ApiError."""
     if template is None:
         raise InvalidRequest("This model has no chat template; use /v1/completions.", code="no_chat_template")
     try:
-        segments = template.render(
-            template_messages(messages, argument_strings=template.takes_argument_strings),
-            tools=template_tools(tools),
-            add_generation_prompt=add_generation_prompt,
-            continue_final=continue_final,
-            variables=variables,
+        return template.render(
+            template_messages(fitted(conversation.turns, limits), argument_strings=template.takes_argument_strings),
+            tools=template_tools(conversation.tools),
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final=conversation.continue_final,
+            variables=conversation.template_variables,
         )
     except TemplateFailed as failure:
         # Refused or not: a template fails on what the messages are, and the same request will fail again.
@@ -41,24 +35,6 @@ def render_chat(
         raise InvalidRequest(
             "The messages are nested too deeply.", param="messages", code="nesting_too_deep"
         ) from failure
-    return tokenizer.encode_segments(segments)
-
-
-def chat_tokens(request: ChatRequest, tokenizer: Tokenizer, template: ChatTemplate | None) -> list[int]:
-    """Raise ApiError."""
-    given = given_tokens(request, tokenizer)
-    if given is not None:
-        return given
-    continue_final = bool(request.continue_final_message)
-    return render_chat(
-        tokenizer,
-        template,
-        request.messages,
-        tools=request.tools,
-        add_generation_prompt=request.add_generation_prompt is not False,
-        continue_final=continue_final,
-        variables=request.chat_template_kwargs,
-    )
 
 
 def completion_tokens(

@@ -2,25 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from kvbus_frontend.adapters.body import read_body
-from kvbus_frontend.adapters.event_stream import EventStream
+from kvbus_frontend.adapters.event_stream import EventSink, EventStream
 from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.adapters.request_run import Choice, RequestRun
 from kvbus_frontend.core.admission import RETRY_AFTER_S, Admission
-from kvbus_frontend.core.choice_text import Piece
-from kvbus_frontend.core.outputs import ChoiceOutput, OutputBuffer
+from kvbus_frontend.core.outputs import Output, OutputBuffer
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_protocols.errors import ApiError, InvalidRequest, model_not_found
-from kvbus_protocols.generation import GenerationRequest, Usage
+from kvbus_protocols.generation import Usage
 from kvbus_runtime.metrics import Metrics
 from kvbus_tokenizers import TextNotEncodable
 
@@ -29,16 +28,6 @@ T = TypeVar("T")
 MAX_NAME_IN_LOG = 200
 CLIENT_CLOSED = 499
 """Status in logs and metrics when the client has gone; it is never sent."""
-
-
-class Output(Protocol):
-    """Makes bodies of one API out of the outputs of choices."""
-
-    def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterable[msgspec.Struct]: ...
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct: ...
-
-    def completion(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> msgspec.Struct: ...
 
 
 class Ticket(msgspec.Struct):
@@ -175,17 +164,9 @@ class Api:
 
     # answering
 
-    async def respond(
-        self,
-        http_request: web.Request,
-        request: GenerationRequest,
-        ticket: Ticket,
-        choices: Sequence[Choice],
-        output: Output,
-    ) -> web.StreamResponse:
-        """Run all choices and answer. Raise ApiError before the response has begun; later errors become an event."""
-        settings = self.settings
-        ticket.stream = request.wants_stream
+    @asynccontextmanager
+    async def running(self, ticket: Ticket, choices: Sequence[Choice]) -> AsyncIterator[RequestRun]:
+        """All choices of a request, running until the context is left."""
 
         def first_token() -> None:
             ticket.first_token_s = round(time.perf_counter() - ticket.started, 4)
@@ -194,53 +175,61 @@ class Api:
         run = RequestRun(
             self._generator,
             choices,
-            buffer_chars=settings.stream_buffer_chars,
-            timeout_s=settings.request_timeout_s,
+            buffer_chars=self.settings.stream_buffer_chars,
+            timeout_s=self.settings.request_timeout_s,
             on_first_token=first_token,
         )
         self._runs.add(run)
         try:
             async with run:
-                if request.wants_stream:
-                    return await self._stream(http_request, request, ticket, run, output)
-                body = output.completion(await self._collect(run), run.usage)
-                return json_response(body, headers={"X-Request-Id": ticket.request_id})
+                yield run
         finally:
             self._runs.discard(run)
             ticket.fields.update(run.log_fields)
             self._count_tokens(run.usage)
 
-    async def _collect(self, run: RequestRun) -> list[ChoiceOutput]:
+    async def respond(
+        self, http_request: web.Request, ticket: Ticket, choices: Sequence[Choice], output: Output, *, stream: bool
+    ) -> web.StreamResponse:
+        """Run all choices and answer. Raise ApiError before the response has begun; later errors become an event."""
+        ticket.stream = stream
+        async with self.running(ticket, choices) as run:
+            if not stream:
+                return json_response(await self.collect(run, output), headers={"X-Request-Id": ticket.request_id})
+            events = EventStream(
+                http_request, request_id=ticket.request_id, write_timeout_s=self.settings.write_timeout_s
+            )
+            await run.wait_begun(self.settings.keep_alive_s)
+            await self.stream(ticket, run, output, events)
+            return events.response
+
+    async def collect(self, run: RequestRun, output: Output) -> msgspec.Struct:
+        """The whole answer in one piece. Raise ApiError."""
         whole = OutputBuffer(limit_chars=1 << 62)
-        while True:
+        while not run.is_done:
             for part in await run.take(self.settings.keep_alive_s):
-                whole.put(part.index, Piece(part.text, part.tokens))
+                whole.put(part.index, part.events, part.tokens)
                 if part.finish is not None:
                     whole.finish(part.index, part.finish)
-            if run.is_done:
-                return sorted(whole.take(), key=lambda part: part.index)
+        return output.body(sorted(whole.take(), key=lambda part: part.index), run.usage)
 
-    async def _stream(
-        self, http_request: web.Request, request: GenerationRequest, ticket: Ticket, run: RequestRun, output: Output
-    ) -> web.StreamResponse:
-        await run.wait_begun(self.settings.keep_alive_s)
-        stream = EventStream(http_request, request_id=ticket.request_id, write_timeout_s=self.settings.write_timeout_s)
-        await stream.open()
+    async def stream(self, ticket: Ticket, run: RequestRun, output: Output, sink: EventSink) -> None:
+        """All events of a run, the terminal one included, into a sink."""
+        await sink.open()
         try:
+            await sink.send(output.opening(run.usage))
             while not run.is_done:
                 outputs = await run.take(self.settings.keep_alive_s)
                 if outputs:
-                    await stream.send(output.chunks(outputs))
+                    await sink.send(output.chunks(outputs))
                 elif not run.is_done:
-                    await stream.keep_alive()
-            if request.wants_stream_usage:
-                await stream.send([output.usage_chunk(run.usage)])
-            await stream.done()
+                    await sink.send([output.keep_alive()])
+            await sink.send(output.closing(run.usage))
         except ApiError as error:
             ticket.fields["status"] = error.status
             self.log_failure(error, ticket.request_id)
-            await stream.fail(error)
-        return stream.response
+            await sink.send(output.failure(error))
+        await sink.close()
 
     def log_failure(self, error: ApiError, request_id: str) -> None:
         if error.status >= 500 or error.status == CLIENT_CLOSED:

@@ -4,22 +4,19 @@ import time
 
 from aiohttp import web
 
-from kvbus_frontend.adapters.models import ServedModel
-from kvbus_frontend.adapters.request_run import Choice
-from kvbus_frontend.core.chat_output import ChatOutput, Envelope
-from kvbus_frontend.core.jobs import JobTemplate
-from kvbus_frontend.core.prompt import Prompt, prompt_of
-from kvbus_frontend.core.requests import chat_tokens, check_count, check_vocabulary
-from kvbus_frontend.core.sampling import salt_of, token_budget
+from kvbus_frontend.core.chat_output import ChatOutput, ChatStyle, Envelope
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
+from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow
 from kvbus_frontend.handlers.ids import new_id
 from kvbus_protocols.chat import ChatRequest
+from kvbus_protocols.chat_turns import chat_conversation
 from kvbus_protocols.decoding import RequestDecoder
 
 
 class ChatHandler:
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, flow: ChatFlow) -> None:
         self._api = api
+        self._flow = flow
         self._decoder = RequestDecoder(ChatRequest)
 
     async def post(self, http_request: web.Request) -> web.StreamResponse:
@@ -27,61 +24,31 @@ class ChatHandler:
             body = await self._api.read(http_request)
             request = self._decoder.decode(body)
             ticket.model = request.model[:MAX_NAME_IN_LOG]
-            self._check(request)
-            model = self._api.model(request.model)
-            check_vocabulary(request, model.text.tokenizer.vocab_size)
-            prompt, max_tokens = await self._api.prepare(len(body), lambda: _prepare(request, model))
-            choices = self._choices(request, model, prompt, max_tokens, ticket)
-            envelope = Envelope(
-                id=ticket.request_id,
-                created=int(time.time()),
-                model=request.model,
-                fingerprint=model.system_fingerprint,
-                token_bytes=model.text.tokenizer.token_bytes,
-                logprobs=bool(request.logprobs),
-                stream_usage=request.wants_stream_usage,
+            request.check()
+            return await self._flow.answer(
+                http_request,
+                ticket,
+                chat_conversation(request),
+                lambda begun: self._output(request, begun, ticket),
+                size_bytes=len(body),
             )
-            return await self._api.respond(http_request, request, ticket, choices, ChatOutput(envelope))
 
-    def _check(self, request: ChatRequest) -> None:
+    def _output(self, request: ChatRequest, begun: Begun, ticket: Ticket) -> ChatOutput:
         settings = self._api.settings
-        check_count(len(request.messages), settings.max_messages, "messages", "messages")
-        check_count(len(request.tools or ()), settings.max_tools, "tools", "tools")
-        check_count(request.n or 1, settings.max_choices, "choices", "n")
-        request.check()
-
-    def _choices(
-        self, request: ChatRequest, model: ServedModel, prompt: Prompt, max_tokens: int, ticket: Ticket
-    ) -> list[Choice]:
-        template = JobTemplate(
-            request,
-            model.text.generation,
-            model=model.name,
-            end_token_ids=model.text.end_token_ids,
-            allowed=model.offer.allowed,
-            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            deadline_ms=int((time.time() + self._api.settings.request_timeout_s) * 1000),
+        envelope = Envelope(
+            id=ticket.request_id,
+            created=int(time.time()),
+            model=request.model,
+            fingerprint=begun.model.system_fingerprint,
+            token_bytes=begun.model.text.tokenizer.token_bytes,
+            logprobs=bool(request.logprobs),
+            stream_usage=request.wants_stream_usage,
         )
-        n = request.n or 1
-        return [
-            Choice(
-                template.job(ticket.request_id if n == 1 else f"{ticket.request_id}-{i}", prompt, max_tokens, choice=i),
-                model.choice_text(request, prompt),
-                leader=0,
-                stop_token_ids=tuple(request.stop_token_ids or ()),
-            )
-            for i in range(n)
-        ]
-
-
-def _prepare(request: ChatRequest, model: ServedModel) -> tuple[Prompt, int]:
-    """The prompt, and how many tokens may follow: checked before the work of hashing a prompt that is too long."""
-    tokens = chat_tokens(request, model.text.tokenizer, model.text.template)
-    max_tokens = token_budget(
-        request.token_limit,
-        model.text.generation.max_new_tokens,
-        prompt_tokens=len(tokens),
-        context_length=model.card.context_length,
-        param="messages",
-    )
-    return prompt_of(tokens, model.card, salt=salt_of(request)), max_tokens
+        style = ChatStyle(
+            reasoning_content=settings.reasoning_field != "reasoning",
+            reasoning=settings.reasoning_field != "reasoning_content",
+            dispatch_tools=settings.enable_streaming_tool_dispatch,
+            dispatch_reasoning=settings.enable_streaming_reasoning_dispatch,
+            named_choice=begun.conversation.tool_choice.named,
+        )
+        return ChatOutput(envelope, style)

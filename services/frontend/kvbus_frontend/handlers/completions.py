@@ -9,6 +9,7 @@ from aiohttp import web
 from kvbus_frontend.adapters.models import ServedModel
 from kvbus_frontend.adapters.request_run import Choice
 from kvbus_frontend.core.chat_output import Envelope
+from kvbus_frontend.core.choice_stream import ChoiceStream
 from kvbus_frontend.core.completion_output import CompletionOutput
 from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.prompt import Prompt, prompt_of
@@ -59,7 +60,7 @@ class CompletionsHandler:
                 stream_usage=request.wants_stream_usage,
             )
             output = CompletionOutput(envelope, echoes)
-            return await self._api.respond(http_request, request, ticket, choices, output)
+            return await self._api.respond(http_request, ticket, choices, output, stream=request.wants_stream)
 
     def _choices(
         self, request: CompletionRequest, model: ServedModel, prepared: Sequence[_Prepared], ticket: Ticket
@@ -81,8 +82,8 @@ class CompletionsHandler:
                 index = len(choices)
                 request_id = ticket.request_id if n * len(prepared) == 1 else f"{ticket.request_id}-{index}"
                 job = template.job(request_id, item.prompt, item.max_tokens, choice=choice)
-                text = model.choice_text(request, item.prompt)
-                choices.append(Choice(job, text, leader, stop_token_ids=tuple(request.stop_token_ids or ())))
+                stream = ChoiceStream(model.choice_text(request, item.prompt))
+                choices.append(Choice(job, stream, leader, stop_token_ids=tuple(request.stop_token_ids or ())))
                 if item.echo is not None:
                     echoes[index] = item.echo
         return choices, echoes

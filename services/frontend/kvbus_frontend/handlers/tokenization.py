@@ -3,9 +3,12 @@
 from aiohttp import web
 
 from kvbus_frontend.adapters.models import ServedModel
-from kvbus_frontend.core.requests import check_count, check_token_ids, render_chat
+from kvbus_frontend.core.requests import check_count, check_token_ids, render_conversation
 from kvbus_frontend.handlers.api import Api, json_response
+from kvbus_protocols.chat_turns import chat_tools, chat_turns
+from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.decoding import RequestDecoder
+from kvbus_protocols.generation import GenerationRequest
 from kvbus_protocols.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -48,11 +51,11 @@ def _tokens(request: TokenizeRequest, model: ServedModel) -> list[int]:
     tokenizer = model.text.tokenizer
     if request.prompt is not None:
         return tokenizer.encode(request.prompt, allow_special=True, add_affixes=request.add_special_tokens is not False)
-    return render_chat(
-        tokenizer,
-        model.text.template,
-        request.messages or (),
-        tools=request.tools,
+    conversation = Conversation(
+        generation=GenerationRequest(model=request.model),
+        turns=chat_turns(request.messages or ()),
+        tools=chat_tools(request.tools),
         add_generation_prompt=request.add_generation_prompt is not False,
-        variables=request.chat_template_kwargs,
+        template_variables=request.chat_template_kwargs or {},
     )
+    return tokenizer.encode_segments(render_conversation(conversation, model.text.template, model.text.limits))

@@ -1,0 +1,86 @@
+"""Which wire formats a model writes its tool calls and thoughts in, and the parser for one of its outputs."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvbus_parsers import Parser, open_parser
+from kvbus_protocols.conversation import Conversation, TextPart, ToolCallPart, ToolSpec
+from kvbus_tokenizers import ChatTemplate, ModelBundle
+from kvbus_tokenizers.bundle import CONFIG
+
+try:
+    from kvbus_parsers import choose, reasoning_open
+except ImportError:  # TEMPORARY until choose.py is there
+
+    def choose(template_source: str, model_type: str = "", name: str = "") -> "Formats":
+        return Formats()
+
+    def reasoning_open(prompt_tail: str, name: str) -> bool | None:
+        return None
+
+
+TAIL_CHARS = 512
+"""How much of the end of a rendered prompt tells whether a thought is open; more than any generation prompt has."""
+
+
+class Formats(msgspec.Struct, frozen=True):
+    """Names of parsers; None: the model writes nothing of the kind."""
+
+    tool: str | None = None
+    reasoning: str | None = None
+
+
+def told_formats(template: ChatTemplate | None, bundle: ModelBundle) -> Formats:
+    """What a model's files tell."""
+    if template is None:
+        return Formats()
+    config = msgspec.json.decode(bundle.files[CONFIG]) if CONFIG in bundle.files else {}
+    model_type = config.get("model_type", "") if isinstance(config, dict) else ""
+    choice = choose(template.source, model_type if isinstance(model_type, str) else "")
+    return Formats(choice.tool, choice.reasoning)
+
+
+def chosen_format(configured: str, told: str | None) -> str | None:
+    """``configured``: auto, none, or a parser's name."""
+    if configured == "auto":
+        return told
+    return None if configured == "none" else configured
+
+
+def parser_for(conversation: Conversation, formats: Formats, prompt_tail: str, mode: str) -> Parser | None:
+    """``prompt_tail``: the end of the rendered prompt, as text. ``mode``: ``calls`` of `kvbus_parsers.open_parser`. None: all is text."""
+    if mode == "auto" and conversation.tool_choice.mode == "none":
+        mode = "drop"
+    reads_calls = bool(conversation.tools) or _has_calls(conversation)
+    if reads_calls and not conversation.tools:
+        mode = "drop"  # what looks like a call has no tool it could be a call of
+    tool = formats.tool if reads_calls else None
+    if tool is None and formats.reasoning is None and not mode.startswith("guided"):
+        return None
+    return open_parser(
+        tool=tool,
+        reasoning=formats.reasoning,
+        tools=schemas(conversation.tools),
+        reasoning_open=_reasoning_open(conversation, formats.reasoning, prompt_tail),
+        calls=mode,
+    )
+
+
+def schemas(tools: Sequence[ToolSpec]) -> list[dict[str, object]]:
+    return [{"type": "function", "function": {"name": t.name, "parameters": t.parameters or {}}} for t in tools]
+
+
+def _has_calls(conversation: Conversation) -> bool:
+    return any(isinstance(part, ToolCallPart) for turn in conversation.turns for part in turn.parts)
+
+
+def _reasoning_open(conversation: Conversation, name: str | None, prompt_tail: str) -> bool | None:
+    if name is None:
+        return None
+    if conversation.continue_final:
+        # The prompt ends inside the assistant's turn, whose text is the client's: only its own last marker counts.
+        parts = conversation.turns[-1].parts if conversation.turns else ()
+        prompt_tail = "".join(part.text for part in parts if isinstance(part, TextPart))
+        return reasoning_open(prompt_tail, name) or False
+    return reasoning_open(prompt_tail, name)

@@ -1,0 +1,144 @@
+"""A conversation's way from a request of any chat-like API to its answer."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from kvbus_frontend.adapters.models import ServedModel
+from kvbus_frontend.adapters.request_run import Choice
+from kvbus_frontend.core.choice_stream import ChoiceStream
+from kvbus_frontend.core.formats import TAIL_CHARS, parser_for
+from kvbus_frontend.core.jobs import JobTemplate
+from kvbus_frontend.core.outputs import Output
+from kvbus_frontend.core.prompt import Prompt, prompt_of
+from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, render_conversation
+from kvbus_frontend.core.sampling import salt_of, token_budget
+from kvbus_frontend.core.stability import Stability
+from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
+from kvbus_protocols.conversation import Conversation
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """``tail``: the end of the prompt as text."""
+
+    prompt: Prompt
+    max_tokens: int
+    tail: str
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A request that may run. ``conversation``: as it was rendered."""
+
+    conversation: Conversation
+    model: ServedModel
+    choices: list[Choice]
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.choices[0].job.prompt
+
+
+class ChatFlow:
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._stability = Stability.of(api.settings)
+
+    async def answer(
+        self,
+        http_request: web.Request,
+        ticket: Ticket,
+        conversation: Conversation,
+        make_output: Callable[[Begun], Output],
+        *,
+        size_bytes: int,
+    ) -> web.StreamResponse:
+        """``size_bytes``: of the request's body. Raise ApiError before the response has begun."""
+        begun = await self.begin(ticket, conversation, size_bytes=size_bytes)
+        stream = conversation.generation.wants_stream
+        return await self._api.respond(http_request, ticket, begun.choices, make_output(begun), stream=stream)
+
+    async def begin(self, ticket: Ticket, conversation: Conversation, *, size_bytes: int) -> Begun:
+        """All that comes before the first step: checks, rendering, tokenizing. Raise ApiError."""
+        request = conversation.generation
+        ticket.model = request.model[:MAX_NAME_IN_LOG]
+        self._check(conversation)
+        model = self._api.model(request.model)
+        check_vocabulary(request, model.text.tokenizer.vocab_size)
+        conversation = self._stability.stabilised(conversation)
+        rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model))
+        return Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
+
+    async def count(self, conversation: Conversation, *, size_bytes: int) -> int:
+        """Tokens of the prompt that `answer` would send. Raise ApiError."""
+        self._check(conversation)
+        model = self._api.model(conversation.generation.model)
+        conversation = self._stability.stabilised(conversation)
+        return len(await self._api.prepare(size_bytes, lambda: _tokens(conversation, model)[0]))
+
+    def _check(self, conversation: Conversation) -> None:
+        settings = self._api.settings
+        check_count(len(conversation.turns), settings.max_messages, "messages", "messages")
+        check_count(len(conversation.tools), settings.max_tools, "tools", "tools")
+        check_count(conversation.generation.n or 1, settings.max_choices, "choices", "n")
+
+    def _choices(
+        self, conversation: Conversation, model: ServedModel, rendered: Rendered, ticket: Ticket
+    ) -> list[Choice]:
+        request = conversation.generation
+        template = JobTemplate(
+            request,
+            model.text.generation,
+            model=model.name,
+            end_token_ids=model.text.end_token_ids,
+            allowed=model.offer.allowed,
+            logprobs=request.logprob_count,
+            deadline_ms=int((time.time() + self._api.settings.request_timeout_s) * 1000),
+        )
+        n = request.n or 1
+        return [
+            Choice(
+                template.job(
+                    ticket.request_id if n == 1 else f"{ticket.request_id}-{i}",
+                    rendered.prompt,
+                    rendered.max_tokens,
+                    choice=i,
+                ),
+                _choice_stream(conversation, model, rendered),
+                leader=0,
+                stop_token_ids=tuple(request.stop_token_ids or ()),
+            )
+            for i in range(n)
+        ]
+
+
+def _choice_stream(conversation: Conversation, model: ServedModel, rendered: Rendered) -> ChoiceStream:
+    parser = parser_for(conversation, model.formats, rendered.tail, "auto")
+    # Markers are often special tokens, so a parser has to see those.
+    text = model.choice_text(conversation.generation, rendered.prompt, keep_special=None if parser is None else True)
+    one_call = bool(conversation.tools) and not conversation.parallel_tool_calls
+    return ChoiceStream(text, parser, max_calls=1 if one_call else None)
+
+
+def _render(conversation: Conversation, model: ServedModel) -> Rendered:
+    """The prompt, and how many tokens may follow: checked before the work of hashing a prompt that is too long."""
+    tokens, tail = _tokens(conversation, model)
+    request = conversation.generation
+    max_tokens = token_budget(
+        request.token_limit,
+        model.text.generation.max_new_tokens,
+        prompt_tokens=len(tokens),
+        context_length=model.card.context_length,
+        param="messages",
+    )
+    return Rendered(prompt_of(tokens, model.card, salt=salt_of(request)), max_tokens, tail)
+
+
+def _tokens(conversation: Conversation, model: ServedModel) -> tuple[list[int], str]:
+    given = given_tokens(conversation.generation, model.text.tokenizer)
+    if given is not None:
+        return given, ""
+    segments = render_conversation(conversation, model.text.template, model.text.limits)
+    tail = "".join(segment.text[-TAIL_CHARS:] for segment in segments[-TAIL_CHARS:])[-TAIL_CHARS:]
+    return model.text.tokenizer.encode_segments(segments), tail
