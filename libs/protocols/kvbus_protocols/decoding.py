@@ -1,7 +1,7 @@
 """Request bodies to typed requests; everything that can be wrong with the bytes becomes an InvalidRequest."""
 
 import re
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -58,9 +58,18 @@ class RequestDecoder(Generic[T]):
             return self._decoder.decode(mended)
 
 
-def _wrong_field(message: str) -> InvalidRequest:
+def converted(value: Any, into: type[T], where: str) -> T:
+    """A part of a request that was decoded as plain JSON. Raise InvalidRequest; ``where``: its own path, for ``param``."""
+    try:
+        return msgspec.convert(value, into)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error), where) from error
+
+
+def _wrong_field(message: str, where: str = "") -> InvalidRequest:
     path = _PATH.search(message)
     words, param = (message, "") if path is None else (message[: path.start()], path[1])
+    param = f"{where}.{param}".rstrip(".") if where else param
     missing = _MISSING.search(words)
     if missing is not None:
         param = f"{param}.{missing[1]}" if param else missing[1]
