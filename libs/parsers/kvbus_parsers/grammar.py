@@ -52,17 +52,21 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """A block of reasoning between markers.
-
-    ``starts_open``: what holds when the prompt does not tell. ``ends_on_tool_opener``: a call ends an open block. ``framing``:
-    markers around the answer, dropped from text. ``labels``: words behind the opener that belong to it (Gemma's ``thought``).
-    """
+    """A block of reasoning between markers. A second opener inside it and a closer outside it are swallowed."""
 
     name: str
     openers: tuple[str, ...] = ("<think>",)
     closers: tuple[str, ...] = ("</think>",)
     starts_open: bool = False
+    """What holds when the prompt does not tell."""
     ends_on_tool_opener: bool = False
+    """A call ends an open block."""
     framing: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
+    """Markers around the answer, dropped from text."""
+    label: str = ""
+    """A word on the line of the opener that belongs to it (Gemma's ``thought``)."""
+    phrases: bool = False
+    """The markers are ordinary words: the opener counts only at the start of the output, the closer only inside the block."""
+    prefix: str = ""
+    """Text put in front of the output."""
     whole: Grammar | None = None

@@ -1,7 +1,8 @@
 """All formats by name and alias, as vLLM, SGLang and Dynamo call them.
 
 Each module in `formats` says what it has: ``FORMATS`` (tool formats), ``REASONING`` (reasoning formats), and ``ALIASES`` and
-``REASONING_ALIASES`` (alias to name); all four are optional. The modules are imported when a name is first looked up.
+``REASONING_ALIASES`` (alias to name); all four are optional. Names are written in small letters with underscores. The modules are
+imported when a name is first looked up.
 """
 
 import importlib
@@ -24,7 +25,7 @@ class UnknownFormatError(LookupError):
 
 def tool_format(name: str) -> ToolFormat:
     """The tool-call format of this name or alias. Raises `UnknownFormatError`."""
-    found = tool_formats().get(name)
+    found = tool_formats().get(_normal(name))
     if found is None:
         raise UnknownFormatError("tool-call", name)
     return found
@@ -32,10 +33,15 @@ def tool_format(name: str) -> ToolFormat:
 
 def reasoning_format(name: str) -> ReasoningFormat:
     """The reasoning format of this name or alias. Raises `UnknownFormatError`."""
-    found = reasoning_formats().get(name)
+    found = reasoning_formats().get(_normal(name))
     if found is None:
         raise UnknownFormatError("reasoning", name)
     return found
+
+
+def _normal(name: str) -> str:
+    """Names are compared without case, and without regard to how their words are joined."""
+    return name.lower().replace("-", "_").replace(".", "_")
 
 
 @lru_cache(maxsize=1)

@@ -1,5 +1,6 @@
 """The parser of one output: feed it text, get events."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from kvbus_parsers.sink import Sink, mint_id
 from kvbus_parsers.source import Source, Step, markers
 
 FinishReason = Literal["stop", "length", "stop_sequence"]
+
+_WORD = re.compile(r"[a-z]*+")
 
 
 class Parser:
@@ -55,18 +58,20 @@ def open_parser(
     reasoning_open: bool | None = None,
     calls: str = "auto",
     new_id: Callable[[], str] | None = None,
+    nonempty_content: bool = False,
 ) -> Parser:
     """A parser for one output.
 
     ``tool``, ``reasoning``: names of formats or aliases of them; ``None`` is off. ``tools``: the offered tools, Chat Completions
     style; formats without types read the arguments by their schemas. ``reasoning_open``: whether the prompt ends inside reasoning,
     behind it, or says nothing (``None``). ``calls``: ``auto``; ``drop`` (markup of calls vanishes, prose stays); ``guided_array``
-    or ``guided_arguments:NAME`` (the engine was made to write JSON; other output is read by the format). ``new_id`` mints the ids of
-    calls that have none. Raises `names.UnknownFormatError`.
+    or ``guided_arguments:NAME`` (the engine was made to write JSON; what does not begin with it is read by the format).
+    ``new_id`` mints the ids of calls that have none. ``nonempty_content``: an output of nothing but reasoning is given as text,
+    too, at its end. Raises `names.UnknownFormatError`.
     """
     tool_format = names.tool_format(tool) if tool else None
     reasoning_format = names.reasoning_format(reasoning) if reasoning else None
-    sink = Sink(new_id or mint_id, drop_calls=calls == "drop")
+    sink = Sink(new_id or mint_id, drop_calls=calls == "drop", nonempty_content=nonempty_content)
     context = Context(Source(), sink, _schemas(tools), _leading(calls, tool_format))
     thinks = reasoning_format is not None and (
         reasoning_format.starts_open if reasoning_open is None else reasoning_open
@@ -99,24 +104,26 @@ def _leading(calls: str, tool: ToolFormat | None) -> Grammar | None:
 def _output(
     context: Context, tool: ToolFormat | None, reasoning: ReasoningFormat | None, *, thinks: bool
 ) -> Step[None]:
+    if thinks:
+        context.sink.open_reasoning()
     whole = (tool.whole if tool else None) or (reasoning.whole if reasoning else None)
     if whole is not None:
         yield from whole(context)
         yield from context.source.until(markers(), context.sink.prose)
-        return
-    if thinks:
-        context.sink.open_reasoning()
-    yield from _prose_and_calls(context, tool or ToolFormat("none"), reasoning or ReasoningFormat("none", (), ()))
+    else:
+        yield from _prose_and_calls(context, tool or ToolFormat("none"), reasoning or ReasoningFormat("none", (), ()))
 
 
 def _prose_and_calls(context: Context, tool: ToolFormat, reasoning: ReasoningFormat) -> Step[None]:
     """Text and reasoning, in turns, and calls in between."""
     source, sink = context.source, context.sink
-    blocks = reasoning.openers + reasoning.closers + reasoning.framing
-    in_text = markers(*blocks, *tool.openers, *tool.strays)
-    in_reasoning = markers(
-        *reasoning.openers, *reasoning.closers, *(tool.openers if reasoning.ends_on_tool_opener else ())
-    )
+    blocks = () if reasoning.phrases else reasoning.openers + reasoning.closers
+    in_text = markers(*blocks, *reasoning.framing, *tool.openers, *tool.strays)
+    in_reasoning = markers(*blocks, *reasoning.closers, *(tool.openers if reasoning.ends_on_tool_opener else ()))
+    if reasoning.prefix:
+        sink.prose(reasoning.prefix)
+    if reasoning.phrases:
+        yield from _opening_phrase(context, reasoning)
     at_start = True  # of content: of the output, or behind reasoning
     while True:
         if at_start and context.leading and not sink.in_reasoning:
@@ -128,10 +135,11 @@ def _prose_and_calls(context: Context, tool: ToolFormat, reasoning: ReasoningFor
             return
         if marker in reasoning.openers:
             sink.open_reasoning()
-            yield from _label(context, reasoning)
+            if reasoning.label:
+                yield from _label(context, reasoning)
         elif marker in reasoning.closers:
-            at_start = at_start or sink.in_reasoning
             if sink.in_reasoning:
+                at_start = True
                 sink.close_reasoning()
         elif tool.read and marker in tool.openers:
             if not (yield from tool.read(context, marker)):
@@ -140,7 +148,15 @@ def _prose_and_calls(context: Context, tool: ToolFormat, reasoning: ReasoningFor
             sink.marker()
 
 
+def _opening_phrase(context: Context, reasoning: ReasoningFormat) -> Step[None]:
+    space = yield from context.source.skip_space()
+    if (yield from context.source.one_of(markers(*reasoning.openers))):
+        context.sink.open_reasoning()
+    else:
+        context.source.unread(space)
+
+
 def _label(context: Context, reasoning: ReasoningFormat) -> Step[None]:
-    if reasoning.labels:
-        yield from context.source.skip_space()
-        yield from context.source.one_of(markers(*reasoning.labels))
+    word = yield from context.source.take_while(_WORD)
+    if word != reasoning.label or (yield from context.source.peek()) not in "\n<":
+        context.source.unread(word)

@@ -17,10 +17,12 @@ class Sink:
 
     __slots__ = (
         "_arguments", "_call", "_drop_calls", "_events", "_framing", "_ids", "_index", "_new_id", "_pieces", "_run",
-        "_said", "_space", "in_reasoning",
+        "_said", "_space", "_thoughts", "in_reasoning",
     )  # fmt: skip
 
-    def __init__(self, new_id: Callable[[], str] = mint_id, *, drop_calls: bool = False) -> None:
+    def __init__(
+        self, new_id: Callable[[], str] = mint_id, *, drop_calls: bool = False, nonempty_content: bool = False
+    ) -> None:
         self.in_reasoning = False
         self._new_id = new_id
         self._drop_calls = drop_calls
@@ -36,6 +38,9 @@ class Sink:
         self._arguments: list[str] = []
         self._index = 0
         self._ids: set[str] = set()
+        self._thoughts: list[str] | None = (
+            [] if nonempty_content else None
+        )  # kept as long as there is nothing but reasoning
 
     # --- prose
 
@@ -59,7 +64,15 @@ class Sink:
             self._flush()
             self._run = kind
         self._said = self.in_reasoning
+        if self._thoughts is not None:
+            self._keep_thought(kept)
         self._pieces.append(kept)
+
+    def _keep_thought(self, text: str) -> None:
+        if self.in_reasoning and self._thoughts is not None:
+            self._thoughts.append(text)
+        else:
+            self._thoughts = None
 
     def marker(self) -> None:
         """Markup was read that belongs to no call: white space around it is framing."""
@@ -126,6 +139,9 @@ class Sink:
 
     def finish(self) -> None:
         """The output ends: white space that touches no marker is text."""
+        if self._thoughts and not self._index:
+            self.close_reasoning()
+            self.prose("".join(self._thoughts))
         if self._space and not self.in_reasoning and not self._framing:
             space = "".join(self._space)
             self._space = []

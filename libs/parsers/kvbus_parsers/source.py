@@ -100,6 +100,10 @@ class Source:
         """All input is read and no more comes."""
         return self._finished and self._at == len(self._buffer)
 
+    def cut_within(self, choices: Markers) -> bool:
+        """The output was cut, and what is unread of it, if anything, is the beginning of one of these."""
+        return self._finished and self._cut and choices.growing(self._buffer, self._at) == self._at
+
     def unread(self, text: str) -> None:
         """Gives back the text that was read last."""
         start = self._at - len(text)
@@ -136,6 +140,16 @@ class Source:
         self._recordings -= 1
         if not self._recordings:
             self._recorded.clear()
+
+    def dismiss(self, recording: int) -> bool:
+        """For an opener without the shape that must follow it: gives back what was read since, and returns False, because the
+        opener is text. Where the output was cut here it would have gone on: then it stays read, and the answer is True.
+        """
+        if self.cut_off:
+            self.keep(recording)
+            return True
+        self.rewind(recording)
+        return False
 
     # --- primitives
 

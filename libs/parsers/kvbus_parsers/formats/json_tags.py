@@ -2,46 +2,122 @@
 
 from kvbus_parsers.grammar import Context, ToolFormat
 from kvbus_parsers.json_calls import CallEnd, CallKeys, broken_rest, call_array, call_object
-from kvbus_parsers.source import Step, markers
+from kvbus_parsers.source import Markers, Step, markers
+
+_KEYS = CallKeys()
+_STRICT = CallKeys(strict=True)
 
 
-def json_tags(name: str, openers: tuple[str, ...], closers: tuple[str, ...], keys: CallKeys = CallKeys()) -> ToolFormat:  # noqa: B008
-    """``OPENER {call} CLOSER`` or ``OPENER [{call}, …] CLOSER``; the JSON ends by its own grammar, the closer may be missing."""
-    stops = markers(*openers, *closers)
+def json_tags(
+    name: str,
+    openers: tuple[str, ...],
+    closers: tuple[str, ...] = (),
+    *,
+    strays: tuple[str, ...] = (),
+    plain_word: bool = False,
+    bare: bool = False,
+) -> ToolFormat:
+    """``OPENER {call} CLOSER`` or ``OPENER [{call}, …] CLOSER``; the JSON ends by its own grammar, the closer may be missing.
+
+    ``plain_word``: the opener is no special token, so it is text wherever no call follows. ``bare``: an array of calls that begins
+    the content needs no opener.
+    """
     opening, closing = markers(*openers), markers(*closers)
+    stops = markers(*openers, *closers)
 
     def read(context: Context, opener: str) -> Step[bool]:
         source, sink = context.source, context.sink
-        before = source.record()
+        recording = source.record()
         yield from source.skip_space()
         while (yield from source.one_of(opening)):  # a doubled opener
             yield from source.skip_space()
-        if not (yield from source.ahead("{[")):
-            if source.cut_off:
-                source.keep(before)
-            else:
-                source.rewind(before)
-            return source.cut_off
-        source.keep(before)
-        while (yield from source.ahead("{[")):
-            is_array = (yield from source.peek()) == "["
-            ended = yield from (call_array if is_array else call_object)(context, keys, stops)
+        if not (yield from source.ahead("[" if plain_word else "{[")):
+            return source.dismiss(recording)
+        if plain_word:
+            ended = yield from call_array(context, _STRICT, stops)
             if ended is CallEnd.REJECTED:
-                yield from broken_rest(context, stops)
-            if ended is not CallEnd.CALLED:
-                break
-            sink.marker()
-            while (yield from source.ahead("}")):  # one brace too many
-                yield from source.literal("}")
+                return source.dismiss(recording)
+            source.keep(recording)
+        else:
+            source.keep(recording)
+            yield from _bodies(context, stops)
         space = yield from source.skip_space()
         if not (yield from source.one_of(closing)):
             source.unread(space)
         sink.marker()
         return True
 
-    return ToolFormat(name, openers, read, strays=closers)
+    return ToolFormat(name, openers, read, strays=closers + strays, leading=_bare_array if bare else None)
 
 
-FORMATS = (json_tags("hermes", ("<tool_call>",), ("</tool_call>",)),)
+def _bodies(context: Context, stops: Markers) -> Step[None]:
+    """The JSON of one block: an object or an array, or several of them."""
+    source = context.source
+    while (yield from source.ahead("{[")):
+        is_array = (yield from source.peek()) == "["
+        ended = yield from (call_array if is_array else call_object)(context, _KEYS, stops)
+        if ended is CallEnd.REJECTED:
+            yield from broken_rest(context, stops)
+        if ended is not CallEnd.CALLED:
+            break
+        context.sink.marker()
+        while (yield from source.ahead("}")):  # one brace too many
+            yield from source.literal("}")
 
-ALIASES = {"qwen25": "hermes", "qwen": "hermes", "qwen3_json": "hermes", "granite4": "hermes"}
+
+def _bare_array(context: Context) -> Step[bool]:
+    recording = context.source.record()
+    yield from context.source.skip_space()
+    if (yield from call_array(context, _STRICT)) is CallEnd.REJECTED:
+        context.source.rewind(recording)
+        return False
+    context.source.keep(recording)
+    return True
+
+
+_ACTION = json_tags("internlm2", ("<|plugin|>",), ("<|action_end|>",))
+
+
+def _action(context: Context, opener: str) -> Step[bool]:
+    """``<|action_start|>`` and what kind of action: a call, or code, which is shown."""
+    source = context.source
+    recording = source.record()
+    yield from source.skip_space()
+    kind = yield from source.one_of(markers("<|plugin|>", "<|interpreter|>"))
+    if kind is None:
+        return source.dismiss(recording)
+    source.keep(recording)
+    if kind == "<|plugin|>" and _ACTION.read:
+        return (yield from _ACTION.read(context, kind))
+    context.sink.marker()
+    yield from broken_rest(context, markers("<|action_end|>"))
+    yield from source.one_of(markers("<|action_end|>"))
+    context.sink.marker()
+    return True
+
+
+FORMATS = (
+    json_tags("hermes", ("<tool_call>",), ("</tool_call>",)),
+    json_tags("longcat", ("<longcat_tool_call>",), ("</longcat_tool_call>",)),
+    json_tags("ernie45", ("<tool_call>",), ("</tool_call>",), strays=("<response>", "</response>")),
+    json_tags("nemotron_deci", ("<TOOLCALL>",), ("</TOOLCALL>",), bare=True),
+    json_tags("default", ("<TOOLCALL>", "<|python_tag|>"), ("</TOOLCALL>",), bare=True),
+    json_tags("jamba", ("<tool_calls>",), ("</tool_calls>",)),
+    json_tags("granite", ("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
+    json_tags("granite_20b_fc", ("<function_call>",), ("</function_call>",)),
+    json_tags("phi4", ("functools",), plain_word=True),
+    ToolFormat("internlm2", ("<|action_start|>",), _action, strays=("<|action_end|>",)),
+)
+
+ALIASES = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_json": "hermes",
+    "granite4": "hermes",
+    "trinity": "hermes",
+    "nemotron_json": "nemotron_deci",
+    "hunyuan_a13b": "jamba",
+    "phi4_mini_json": "phi4",
+    "internlm": "internlm2",
+    "interns1": "internlm2",
+}
