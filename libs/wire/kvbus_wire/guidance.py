@@ -63,8 +63,9 @@ class CallSection(Part, frozen=True):
 
 
 class Guidance(Part, frozen=True):
-    """``text``: the JSON Schema, pattern or grammar (Lark, as llguidance reads it) of the form. ``strict``, ``param``: as in GuidedCall.
+    """``text``: the JSON Schema, pattern or grammar (Lark, as llguidance reads it) of the form.
 
+    ``strict``, ``param``: as in GuidedCall.
     ``open_block``: the prompt has begun the first of the blocks, which then has to end; otherwise blocks may be left out.
     """
 

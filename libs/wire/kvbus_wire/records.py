@@ -9,7 +9,8 @@ class ModelCard(Part, frozen=True):
     ``fingerprint``: hash of the weights' identity and config, part of the cache domain. ``bundle``: name of the object with the
     tokenizer, chat template and generation config (a tar, named by its SHA-256).
     ``kv_layout``: fingerprint of dtype and block layout.
-    ``tool_call_parser``, ``reasoning_parser``: formats of the model's output; auto: the frontend tells them from the bundle; none: off.
+    ``tool_call_parser``, ``reasoning_parser``: formats of the model's output; auto: the frontend tells them from the bundle;
+    none: off.
     """
 
     name: str

@@ -10,7 +10,8 @@ class Generate(Message, frozen=True):
 
     The prompt is ``prefix_tokens`` tokens that end with the block ``prefix_key`` (the worker is believed to hold them), then
     ``tokens`` (packed). Its last ``resumed`` tokens are output that another worker produced before: they count for
-    ``max_tokens``, penalties, seeds and guidance, and the first delta starts at that offset. Deltas go to the frontend's step subject.
+    ``max_tokens``, penalties, seeds and guidance, and the first delta starts at that offset. Deltas go to the frontend's step
+    subject.
     """
 
     request_id: str

@@ -3,6 +3,7 @@
 import msgspec
 
 from kvbus_frontend.core.prompt import Prompt
+from kvbus_wire.guidance import Guidance
 from kvbus_wire.packing import TOKEN_BYTES, pack_keys
 from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
 from kvbus_wire.router import Placement, RouteRequest
@@ -22,6 +23,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     hints: AgentHints = AgentHints()
     session: SessionRef | None = None
     mock: MockOutput | None = None
+    guidance: Guidance | None = None
     allowed: tuple[str, ...] = ()
     pinned: str | None = None
 
@@ -63,6 +65,7 @@ def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int
         hints=job.hints,
         session=job.session,
         mock=job.mock,
+        guidance=job.guidance,
     )
 
 

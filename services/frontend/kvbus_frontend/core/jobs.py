@@ -7,6 +7,7 @@ from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.core.sampling import hints_of, mock_of, salt_of, sampling_of, session_of, stopping_of
 from kvbus_protocols.generation import GenerationRequest
 from kvbus_tokenizers import GenerationConfig
+from kvbus_wire.guidance import Guidance
 
 
 class JobTemplate:
@@ -20,6 +21,7 @@ class JobTemplate:
         allowed: tuple[str, ...],
         logprobs: int | None,
         deadline_ms: int,
+        guidance: Guidance | None = None,
     ) -> None:
         self._request = request
         self._sampling = sampling_of(request, defaults, logprobs=logprobs)
@@ -27,6 +29,7 @@ class JobTemplate:
         self._end_token_ids = end_token_ids
         self._allowed = allowed
         self._deadline_ms = deadline_ms
+        self._guidance = guidance
 
     def job(self, request_id: str, prompt: Prompt, max_tokens: int, *, choice: int) -> Job:
         """``choice``: the number of the choice of this prompt; with a given seed, each draws from a seed of its own."""
@@ -44,6 +47,7 @@ class JobTemplate:
             hints=hints_of(request),
             session=session_of(request),
             mock=mock_of(request),
+            guidance=self._guidance,
             allowed=self._allowed,
         )
 

@@ -1,0 +1,270 @@
+"""What a conversation demands of the answer's form, as guidance for the engine and as a mode for the parser.
+
+    output_format                  the text is JSON; where tools may be called as well, a call or JSON
+    tool_choice required, named    one call or more of the tools allowed, in the model's own form where it is known
+    strict tools, grammars         with tool_choice auto: text is free, calls are not
+
+Thoughts come first where the model writes any, and are free.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kvbus_frontend.core.call_forms import BARE_ARRAY, CALL_FORMS, CallForm, element_arguments
+from kvbus_frontend.core.schemas import DEFAULT_LIMITS, SchemaLimits, check_schema, types_of
+from kvbus_protocols.conversation import CUSTOM_INPUT, CUSTOM_SCHEMA, Conversation, Grammar, ToolSpec
+from kvbus_protocols.errors import InvalidRequest
+from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
+
+MAX_GRAMMAR_CHARS = 64 << 10
+ANY_OBJECT = '{"type":"object"}'
+
+
+class FieldNames(msgspec.Struct, frozen=True):
+    """What an API calls the fields that errors name; ``{i}`` is the number of the tool."""
+
+    output: str = "response_format"
+    parameters: str = "tools[{i}].function.parameters"
+    grammar: str = "tools[{i}].custom.format.grammar"
+
+
+CHAT_FIELDS = FieldNames()
+RESPONSES_FIELDS = FieldNames("text.format", "tools[{i}].parameters", "tools[{i}].format")
+MESSAGES_FIELDS = FieldNames("output_config.format", "tools[{i}].input_schema", "tools[{i}]")
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """How a family of models writes thoughts before its answer. ``lead``, ``tail``: around the text of the answer."""
+
+    begin: str
+    end: str
+    lead: str = ""
+    tail: str = ""
+
+
+_THINK = Thinking("<think>", "</think>")
+_THINKING: Mapping[str, Thinking] = {
+    "mistral": Thinking("[THINK]", "[/THINK]"),
+    "kimi": Thinking("◁think▷", "◁/think▷"),
+    "seed_oss": Thinking("<seed:think>", "</seed:think>"),
+    "minimax_m3": Thinking("<mm:think>", "</mm:think>"),
+    "granite": Thinking("Here is my thought process:", "Here is my response:"),
+    "gemma4": Thinking("<|channel>thought\n", "<channel|>"),
+    "cohere": Thinking("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "gpt_oss": Thinking(
+        "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    ),
+}  # fmt: skip
+"""By the names of `kvbus_parsers`; all others write ``<think>``."""
+
+
+class Guided(msgspec.Struct, frozen=True):
+    """``calls``: the mode in which the parser reads tool calls."""
+
+    guidance: Guidance | None
+    calls: str = "auto"
+
+
+def guidance_of(
+    conversation: Conversation,
+    *,
+    tool: str | None,
+    reasoning: str | None,
+    reasoning_open: bool | None,
+    fields: FieldNames = CHAT_FIELDS,
+    limits: SchemaLimits = DEFAULT_LIMITS,
+) -> Guided:
+    """``tool``, ``reasoning``: names of the parsers; ``reasoning_open``: the state of the prompt's end (None: it says nothing).
+
+    Raise InvalidRequest for schemas and grammars that cannot be followed, as far as that can be told here.
+    """
+    choice = conversation.tool_choice
+    tools = _callable_tools(conversation, fields)
+    if choice.mode == "none":
+        tools = []
+    guided = _answer(conversation, tools, CALL_FORMS.get(tool or ""), fields, limits)
+    if choice.mode == "none" and guided.calls == "auto":
+        guided = msgspec.structs.replace(guided, calls="drop")
+    if guided.guidance is None:
+        return guided
+    guidance = _with_thoughts(guided.guidance, reasoning, reasoning_open)
+    return msgspec.structs.replace(guided, guidance=guidance)
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    """``param``, ``grammar_param``: what the request calls its schema and its grammar."""
+
+    spec: ToolSpec
+    param: str
+    grammar_param: str
+
+
+def _callable_tools(conversation: Conversation, fields: FieldNames) -> list[_Tool]:
+    names = conversation.tool_choice.names
+    return [
+        _Tool(spec, fields.parameters.format(i=i), fields.grammar.format(i=i))
+        for i, spec in enumerate(conversation.tools)
+        if not names or spec.name in names
+    ]
+
+
+def _answer(
+    conversation: Conversation, tools: Sequence[_Tool], form: CallForm | None, fields: FieldNames, limits: SchemaLimits
+) -> Guided:
+    required = conversation.tool_choice.mode == "required"
+    parallel = conversation.parallel_tool_calls
+    if tools and required:
+        section = _section(tools, form, limits, parallel=parallel)
+        if section is not None:
+            return Guided(Guidance(form="none", section=section))
+        return _bare_calls(conversation, tools, limits)
+    text = _text_form(conversation, fields, limits)
+    if text is not None:
+        return _text_or_calls(conversation, text, tools, form, limits)
+    narrowed = bool(conversation.tool_choice.names)
+    if form is not None and form.trigger and any(narrowed or t.spec.strict or t.spec.grammar for t in tools):
+        section = _section(tools, form, limits, parallel=parallel, enforce_all=False)
+        if section is not None:
+            return Guided(Guidance(form="free", section=section))
+    return Guided(None)
+
+
+def _text_form(conversation: Conversation, fields: FieldNames, limits: SchemaLimits) -> Guidance | None:
+    wanted = conversation.output_format
+    if wanted is None:
+        return None
+    if conversation.continue_final:
+        raise InvalidRequest(
+            f"'{fields.output}' cannot constrain an answer that the request itself has begun.", param=fields.output
+        )
+    if wanted.kind == "json_object":
+        return Guidance(form="json_object", param=fields.output)
+    text = check_schema(wanted.schema, limits, param=fields.output)
+    return Guidance(form="json_schema", text=text, strict=wanted.strict, param=fields.output)
+
+
+def _text_or_calls(
+    conversation: Conversation, text: Guidance, tools: Sequence[_Tool], form: CallForm | None, limits: SchemaLimits
+) -> Guided:
+    """Without a form of calls that is known, there is still the bare array, if JSON text cannot be taken for it."""
+    if not tools:
+        return Guided(text)
+    parallel = conversation.parallel_tool_calls
+    section = _section(tools, form, limits, parallel=parallel, enforce_all=False)
+    if section is not None:
+        return Guided(msgspec.structs.replace(text, section=section))
+    schema = conversation.output_format.schema if conversation.output_format is not None else None
+    if schema is not None and "array" in types_of(schema, schema):
+        return Guided(text)
+    section = _section(tools, BARE_ARRAY, limits, parallel=parallel, enforce_all=False)
+    return Guided(msgspec.structs.replace(text, section=section), "guided_array")
+
+
+def _bare_calls(conversation: Conversation, tools: Sequence[_Tool], limits: SchemaLimits) -> Guided:
+    """Calls without the model's own markup."""
+    if conversation.tool_choice.named and len(tools) == 1:
+        tool = tools[0]
+        schema = check_schema(_argument_schema(tool), limits, param=tool.param)
+        guidance = Guidance(form="json_schema", text=schema, strict=tool.spec.strict, param=tool.param)
+        return Guided(guidance, f"guided_arguments:{tool.spec.name}")
+    section = _section(tools, BARE_ARRAY, limits, parallel=conversation.parallel_tool_calls)
+    return Guided(Guidance(form="none", section=section), "guided_array")
+
+
+def _section(
+    tools: Sequence[_Tool], form: CallForm | None, limits: SchemaLimits, *, parallel: bool, enforce_all: bool = True
+) -> CallSection | None:
+    """``enforce_all``: the arguments of tools that are not strict as well. None: a tool cannot be written in this form."""
+    if form is None:
+        return None
+    calls = [_call(tool, form, limits, enforce=enforce_all or tool.spec.strict) for tool in tools]
+    if any(call is None for call in calls):
+        return None
+    return CallSection(
+        calls=tuple(call for call in calls if call is not None),
+        begin=form.opening,
+        end=form.closing,
+        separator=form.separator,
+        trigger=form.trigger,
+        parallel=parallel and not form.single,
+    )
+
+
+def _call(tool: _Tool, form: CallForm, limits: SchemaLimits, *, enforce: bool) -> GuidedCall | None:
+    begin = form.begin_of(tool.spec.name)
+    if begin is None:
+        return None
+    grammar = tool.spec.grammar
+    call = GuidedCall(
+        begin=begin,
+        end=form.end,
+        strict=tool.spec.strict,
+        param=tool.param if grammar is None else tool.grammar_param,
+    )
+    if not enforce and grammar is None:
+        return _any_call(call, form)
+    schema = _argument_schema(tool)
+    text = check_schema(schema, limits, param=tool.param)
+    if form.elements is None:
+        return msgspec.structs.replace(call, schema=text)
+    arguments = element_arguments(schema, form.elements)
+    if arguments is None:
+        return None if enforce else _any_call(call, form)
+    return msgspec.structs.replace(call, arguments=tuple(_bound(argument, grammar) for argument in arguments))
+
+
+def _any_call(call: GuidedCall, form: CallForm) -> GuidedCall:
+    if form.elements is None:
+        return msgspec.structs.replace(call, schema=ANY_OBJECT)
+    return msgspec.structs.replace(call, any_content=True)
+
+
+def _bound(argument: GuidedArgument, grammar: Grammar | None) -> GuidedArgument:
+    """A custom tool has one argument, its text, which follows the tool's grammar."""
+    if grammar is None:
+        return argument
+    return msgspec.structs.replace(argument, kind=grammar.syntax, text=grammar.definition)
+
+
+def _argument_schema(tool: _Tool) -> dict[str, Any]:
+    """Arguments are always an object. Raise InvalidRequest where the schema says otherwise."""
+    grammar = tool.spec.grammar
+    if grammar is not None:
+        _check_grammar(grammar, tool.grammar_param)
+        if grammar.syntax == "regex":  # within JSON a pattern can be followed; other grammars cannot
+            text = {"type": "string", "pattern": f"^(?:{grammar.definition})$"}
+            return {**CUSTOM_SCHEMA, "properties": {CUSTOM_INPUT: text}}
+    schema = tool.spec.argument_schema or {}
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidRequest(
+            f"Invalid schema for '{tool.param}': the type of a tool's parameters must be object.",
+            param=tool.param,
+            code="invalid_json_schema",
+        )
+    return {**schema, "type": "object"}
+
+
+def _check_grammar(grammar: Grammar, param: str) -> None:
+    if len(grammar.definition) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(
+            f"The grammar of '{param}' has more than {MAX_GRAMMAR_CHARS} characters.",
+            param=param,
+            code="grammar_too_large",
+        )
+
+
+def _with_thoughts(guidance: Guidance, reasoning: str | None, is_open: bool | None) -> Guidance:
+    """Free text holds thoughts as it is. ``is_open`` False: the prompt has closed them, so that none come."""
+    if reasoning is None or guidance.form == "free":
+        return guidance
+    thinking = _THINKING.get(reasoning, _THINK)
+    return msgspec.structs.replace(
+        guidance,
+        blocks=() if is_open is False else (FreeBlock(begin=thinking.begin, end=thinking.end),),
+        open_block=bool(is_open),
+        lead=thinking.lead,
+        tail=thinking.tail,
+    )
