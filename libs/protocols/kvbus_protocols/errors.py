@@ -66,7 +66,8 @@ MAX_MESSAGE_CHARS = 1000
 
 
 class ApiError(Exception):
-    """``status``: of the HTTP response; ``code``: stable; ``param``: the field at fault; ``retry_after_s``: not before that."""
+    """``status``: of the HTTP response; ``code``: stable; ``param``: the field at fault; ``retry_after_s``: not before that;
+    ``headers``: more of them for the response."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class ApiError(Exception):
         param: str | None = None,
         error_type: str | None = None,
         retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         if len(message) > MAX_MESSAGE_CHARS:  # it may quote the request
             message = message[:MAX_MESSAGE_CHARS] + "..."
@@ -87,10 +89,11 @@ class ApiError(Exception):
         self.param = param
         self.error_type = error_type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.retry_after_s = retry_after_s
+        self._headers = dict(headers or {})
 
     @property
     def headers(self) -> Mapping[str, str]:
-        headers: dict[str, str] = {}
+        headers = dict(self._headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, -int(-self.retry_after_s // 1)))
         if self.status == 401:

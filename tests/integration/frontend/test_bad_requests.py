@@ -5,8 +5,10 @@ import gzip
 import zlib
 from typing import Any
 
+import brotli
 import pytest
 import yarl
+import zstandard
 
 from kvbus_testkit.timing import eventually
 
@@ -89,7 +91,16 @@ async def test_a_body_of_unknown_length_is_limited_too(cluster: Any) -> None:
         assert response.status == 413
 
 
-@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("br", brotli.compress),
+        ("zstd", zstandard.ZstdCompressor().compress),
+        ("gzip, br", lambda data: brotli.compress(gzip.compress(data))),
+    ],
+)
 async def test_packed_bodies_are_unpacked_within_the_limit(cluster: Any, encoding: str, pack: Any) -> None:
     await cluster.start(max_body_bytes=1000)
     assert (await send(cluster, pack(GOOD), **{"Content-Encoding": encoding}))[0] == 200
@@ -102,8 +113,10 @@ async def test_packed_bodies_are_unpacked_within_the_limit(cluster: Any, encodin
 
 async def test_an_unknown_encoding_is_415(cluster: Any) -> None:
     await cluster.start()
-    status, body = await send(cluster, GOOD, **{"Content-Encoding": "zstd"})
-    assert (status, body["error"]["code"]) == (415, "unsupported_encoding")
+    async with cluster.session.post(CHAT, data=GOOD, headers={"Content-Encoding": "compress"}) as response:
+        body = await response.json()
+        assert (response.status, body["error"]["code"]) == (415, "unsupported_encoding")
+        assert response.headers["Accept-Encoding"] == "gzip, deflate, br, zstd"
 
 
 async def test_too_many_messages_and_tools_are_refused(cluster: Any) -> None:

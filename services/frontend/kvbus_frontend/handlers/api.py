@@ -131,6 +131,7 @@ class Api:
                 limit=self.settings.max_body_bytes,
                 timeout_s=self.settings.body_timeout_s,
                 total_timeout_s=self.settings.body_total_timeout_s,
+                executor=self._executor,
             )
         except ApiError as error:
             if error.status == 413:
