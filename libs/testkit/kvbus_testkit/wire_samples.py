@@ -25,7 +25,7 @@ from kvbus_wire.kvbm import (
 from kvbus_wire.load import LoadReport
 from kvbus_wire.message import Message, encode
 from kvbus_wire.records import InstanceRecord, KvbmRecord, ModelCard, WorkerRecord
-from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
+from kvbus_wire.request import AgentHints, MockOutput, Retention, Sampling, SessionRef, Stopping
 from kvbus_wire.router import Candidate, Decision, Placement, Progress, RouteRequest
 from kvbus_wire.worker import (
     Accepted,
@@ -230,6 +230,7 @@ SAMPLES: tuple[Message, ...] = (
         lora="adapter",
         hints=HINTS,
         session=SESSION,
+        retention=(Retention(start=16, end=32, priority=5, ttl_s=300.0, kind="pinned"),),
         mock=MockOutput(output="hi", finish="length", chunks=("h", "i")),
         trace="00-abc-def-01",
         guidance=GUIDANCE,

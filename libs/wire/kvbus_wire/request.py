@@ -25,6 +25,19 @@ class SessionRef(Part, frozen=True):
     ephemeral: bool = False
 
 
+class Retention(Part, frozen=True):
+    """How long the blocks of the prompt's tokens [``start``, ``end``) are worth keeping. ``end`` 0: to the end of the prompt.
+
+    ``kind``: pinned (they stay for ``ttl_s``), normal, or ephemeral (the first to go). ``priority``: higher stays longer.
+    """
+
+    start: int = 0
+    end: int = 0
+    priority: int = 0
+    ttl_s: float | None = None
+    kind: str = "normal"
+
+
 class Sampling(Part, frozen=True):
     """``temperature`` 0 is greedy; ``top_k`` 0 is off; ``logprobs`` None is off, 0 is the sampled token only.
 

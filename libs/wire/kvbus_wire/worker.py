@@ -2,7 +2,7 @@
 
 from kvbus_wire.guidance import Guidance
 from kvbus_wire.message import Message, Part
-from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
+from kvbus_wire.request import AgentHints, MockOutput, Retention, Sampling, SessionRef, Stopping
 
 
 class Generate(Message, frozen=True):
@@ -28,6 +28,7 @@ class Generate(Message, frozen=True):
     lora: str = ""
     hints: AgentHints = AgentHints()
     session: SessionRef | None = None
+    retention: tuple[Retention, ...] = ()
     mock: MockOutput | None = None
     trace: str = ""
     guidance: Guidance | None = None
