@@ -12,17 +12,21 @@ from kvbus_tokenizers.errors import (
     TokenizerUnsupported,
 )
 from kvbus_tokenizers.generation import GenerationConfig, read_generation_config
+from kvbus_tokenizers.prompt_cache import CacheStats, EncodedPrompt, PromptCache
 from kvbus_tokenizers.template import ChatTemplate, load_template
 from kvbus_tokenizers.tokenizer import Tokenizer, load_tokenizer
 from kvbus_tokenizers.written import WrittenObject
 
 __all__ = [
     "BundleInvalid",
+    "CacheStats",
     "ChatTemplate",
     "ControlTokens",
     "Detokenizer",
+    "EncodedPrompt",
     "GenerationConfig",
     "ModelBundle",
+    "PromptCache",
     "Segment",
     "TemplateFailed",
     "TextNotEncodable",

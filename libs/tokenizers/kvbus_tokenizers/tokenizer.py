@@ -1,6 +1,7 @@
 """Text to token ids and back, for one model."""
 
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 
 from kvbus_tokenizers.backends import load_backend, pack_ids
 from kvbus_tokenizers.bundle import TOKENIZER, TOKENIZER_CONFIG, ModelBundle
@@ -15,11 +16,13 @@ class Tokenizer:
     """The tokenizer of one model. Thread-safe; encoding releases the GIL for long text.
 
     ``control``: its special tokens; a chat template makes a wider set of its own.
+    ``fingerprint``: tokenizers with equal ones give equal ids.
     """
 
     def __init__(self, tokenizer_json: bytes, tokenizer_config: bytes | None = None) -> None:
         """Raise TokenizerUnsupported."""
         spec = read_spec(tokenizer_json)
+        self.fingerprint = sha256(tokenizer_json).digest()
         special = {token.id: token.content for token in spec.added_tokens if token.special}
         self._backend = load_backend(tokenizer_json.decode(), special)
         self._pieces = piece_decoder(spec.decoder)

@@ -1,6 +1,7 @@
 """One behaviour for every tokenizer library behind the Backend Protocol."""
 
 import json
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -38,6 +39,7 @@ def trained() -> str:
 MODEL = trained()
 MARKER_ID = int(json.loads(MODEL)["added_tokens"][-1]["id"])
 BACKENDS: list[Callable[[str], Backend]] = [FastBackend, HfBackend]
+PREPARED = {make: make(MODEL) for make in BACKENDS}
 every_backend = pytest.mark.parametrize("make", BACKENDS)
 
 
@@ -61,6 +63,18 @@ def test_literal_text_matches_nothing_at_all(make: Callable[[str], Backend]) -> 
 
 
 @every_backend
+@given(
+    texts=st.lists(
+        st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from([SPECIAL, MARKER])), max_size=4
+    )
+)
+@settings(deadline=None)
+def test_packed_ids_are_the_same_ids(make: Callable[[str], Backend], texts: list[str]) -> None:
+    backend = PREPARED[make]
+    assert [array("I", packed).tolist() for packed in backend.encode_packed(texts)] == backend.encode_plain(texts)
+
+
+@every_backend
 def test_long_text_is_not_cut(make: Callable[[str], Backend]) -> None:
     [ids] = make(MODEL).encode_plain(["word " * 100])
     assert len(ids) > 100
@@ -74,6 +88,8 @@ def test_a_backend_that_gives_up_on_a_text_says_so_by_type(make: Callable[[str],
     backend = make(json.dumps(like_smollm2))
     with suppress(TextNotEncodable):
         assert len(backend.encode_plain([" " * 1_000_000])[0]) > 1000
+    with suppress(TextNotEncodable):
+        assert len(backend.encode_packed([" " * 1_000_000])[0]) > 4000
     with suppress(TextNotEncodable):
         assert len(backend.encode_literal(" " * 1_000_000)) > 1000
 
@@ -93,9 +109,6 @@ def test_spellings_of_tokens_are_those_of_the_vocabulary(make: Callable[[str], B
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 @settings(deadline=None)
 def test_all_backends_give_the_same_ids(text: str) -> None:
-    fast, other = FAST_AND_HF
+    fast, other = PREPARED.values()
     assert fast.encode_plain([text, text + MARKER]) == other.encode_plain([text, text + MARKER])
     assert fast.encode_literal(text) == other.encode_literal(text)
-
-
-FAST_AND_HF = FastBackend(MODEL), HfBackend(MODEL)
