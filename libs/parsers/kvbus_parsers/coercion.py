@@ -7,7 +7,7 @@ string, and without a schema an argument is one. Results are JSON *text*, so tha
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,6 +35,11 @@ class Schema:
         self._members: dict[str, Schema] = {}
         self._items: Schema | None = None
         self.types = frozenset(name for node in self._alternatives for name in _types(node)) & _TYPES
+
+    @classmethod
+    def of(cls, node: object) -> "Schema":
+        """Reads a JSON schema, whose refs point into itself. Anything else but an object knows nothing."""
+        return cls([node], node)
 
     def property(self, key: str) -> "Schema":
         """The schema of the value under ``key``."""
@@ -120,25 +125,6 @@ class Schema:
             fitting = self._fit(value)
             return value if fitting is None else json.loads(fitting)
         return value
-
-
-class ToolSchemas:
-    """The parameters of the tools of a request, given as in a Chat Completions body."""
-
-    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._parameters: dict[str, Schema] = {}
-        for tool in tools:
-            function = tool.get("function")
-            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-                parameters = function.get("parameters")
-                self._parameters[function["name"]] = Schema([parameters], parameters)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._parameters
-
-    def __getitem__(self, name: str) -> Schema:
-        """The schema of a tool's arguments; one that knows nothing where there is no such tool."""
-        return self._parameters.get(name) or Schema()
 
 
 def _alternatives(nodes: Sequence[object], root: object) -> Iterator[dict[str, Any]]:

@@ -6,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus_parsers import python_literals
-from kvbus_parsers.coercion import Schema, ToolSchemas
+from kvbus_parsers.coercion import Schema
 
-
-def schema(node: object) -> Schema:
-    return Schema([node], node)
+schema = Schema.of
 
 
 def of(*types: str) -> Schema:
@@ -194,17 +192,12 @@ def test_a_broken_schema_knows_nothing(node: object) -> None:
 
 
 def test_without_a_schema_an_argument_is_a_string() -> None:
-    tools = ToolSchemas(
-        [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}}]
-    )
-    assert tools["f"].property("n").to_json("1") == "1"
-    assert tools["f"].property("other").to_json("1") == '"1"'
-    assert tools["unknown"].property("n").to_json("1") == '"1"'
-    assert "f" in tools
-    assert "unknown" not in tools
-    assert (
-        ToolSchemas([{"type": "function"}, {"type": "function", "function": {"name": None}}])["f"].to_json("1") == '"1"'
-    )
+    tool = schema({"properties": {"n": {"type": "integer"}}})
+    assert tool.property("n").to_json("1") == "1"
+    assert tool.property("other").to_json("1") == '"1"'
+    assert Schema().property("n").to_json("1") == '"1"'
+    assert tool.declares("n")
+    assert not tool.declares("other")
 
 
 @pytest.mark.parametrize(
