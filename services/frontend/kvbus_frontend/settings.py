@@ -33,6 +33,8 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     max_body_bytes: Annotated[int, Flag("largest request body, unpacked")] = 32 << 20
     max_messages: Annotated[int, Flag("most messages of one request")] = 10_000
     max_tools: Annotated[int, Flag("most tools of one request")] = 1024
+    max_schema_bytes: Annotated[int, Flag("largest JSON Schema that output is constrained by")] = 256 << 10
+    max_schema_depth: Annotated[int, Flag("schemas within schemas of one that output is constrained by")] = 64
     max_choices: Annotated[int, Flag("most choices (n, times prompts) of one request")] = 64
     max_concurrent_requests: Annotated[int, Flag("more generation requests than this are told to come back")] = 1024
     max_models: Annotated[int, Flag("most models loaded at a time")] = 64
@@ -64,6 +66,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
             "max_body_bytes", "max_messages", "max_tools", "max_choices", "max_concurrent_requests", "max_models",
             "request_timeout_s", "body_timeout_s", "route_timeout_s", "generate_timeout_s", "heartbeat_timeout_s", "retry_pause_s",
             "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads", "absent_model_s", "body_total_timeout_s",
+            "max_schema_bytes", "max_schema_depth",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvbus_frontend.core.guidance import MESSAGES_FIELDS, RESPONSES_FIELDS, Guided, guidance_of
+from kvbus_frontend.core.guidance import FIELDS, Guided, guidance_of
 from kvbus_frontend.core.schemas import SchemaLimits
 from kvbus_protocols.conversation import Conversation, Grammar, OutputFormat, TextPart, ToolChoice, ToolSpec, Turn
 from kvbus_protocols.errors import InvalidRequest
@@ -253,8 +253,8 @@ def test_errors_name_fields_as_the_api_spells_them() -> None:
     asking = conversation(output_format=OutputFormat(kind="json_schema", schema=broken))
     calling = conversation(tools=(CLOCK, ToolSpec(name="f", parameters=broken)), tool_choice=REQUIRED)
     for fields, output, parameters in (
-        (RESPONSES_FIELDS, "text.format", "tools[1].parameters"),
-        (MESSAGES_FIELDS, "output_config.format", "tools[1].input_schema"),
+        (FIELDS["responses"], "text.format", "tools[1].parameters"),
+        (FIELDS["messages"], "output_config.format", "tools[1].input_schema"),
     ):
         for wanted, param in ((asking, output), (calling, parameters)):
             with pytest.raises(InvalidRequest) as caught:

@@ -62,7 +62,7 @@ def parser_for(conversation: Conversation, formats: Formats, prompt_tail: str, m
         tool=tool,
         reasoning=formats.reasoning,
         tools=schemas(conversation.tools),
-        reasoning_open=_reasoning_open(conversation, formats.reasoning, prompt_tail),
+        reasoning_open=prompt_reasoning(conversation, formats.reasoning, prompt_tail),
         calls=mode,
     )
 
@@ -75,7 +75,8 @@ def _has_calls(conversation: Conversation) -> bool:
     return any(isinstance(part, ToolCallPart) for turn in conversation.turns for part in turn.parts)
 
 
-def _reasoning_open(conversation: Conversation, name: str | None, prompt_tail: str) -> bool | None:
+def prompt_reasoning(conversation: Conversation, name: str | None, prompt_tail: str) -> bool | None:
+    """Whether the prompt ends inside a thought, behind one, or says nothing (None)."""
     if name is None:
         return None
     if conversation.continue_final:

@@ -14,6 +14,8 @@ import msgspec
 
 from kvbus_frontend.core.call_forms import BARE_ARRAY, CALL_FORMS, CallForm, element_arguments
 from kvbus_frontend.core.schemas import DEFAULT_LIMITS, SchemaLimits, check_schema, types_of
+from kvbus_parsers.grammar import ReasoningFormat
+from kvbus_parsers.names import UnknownFormatError, reasoning_format, tool_format
 from kvbus_protocols.conversation import CUSTOM_INPUT, CUSTOM_SCHEMA, Conversation, Grammar, ToolSpec
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
@@ -31,33 +33,30 @@ class FieldNames(msgspec.Struct, frozen=True):
 
 
 CHAT_FIELDS = FieldNames()
-RESPONSES_FIELDS = FieldNames("text.format", "tools[{i}].parameters", "tools[{i}].format")
-MESSAGES_FIELDS = FieldNames("output_config.format", "tools[{i}].input_schema", "tools[{i}]")
+FIELDS: Mapping[str, FieldNames] = {
+    "chat": CHAT_FIELDS,
+    "responses": FieldNames("text.format", "tools[{i}].parameters", "tools[{i}].format"),
+    "messages": FieldNames("output_config.format", "tools[{i}].input_schema", "tools[{i}]"),
+}
 
 
-class Thinking(msgspec.Struct, frozen=True):
-    """How a family of models writes thoughts before its answer. ``lead``, ``tail``: around the text of the answer."""
+class _Channels(msgspec.Struct, frozen=True):
+    """A format that has a place of its own for the answer. ``lead``, ``tail``: around the answer's text."""
 
-    begin: str
-    end: str
-    lead: str = ""
+    thoughts: FreeBlock
+    lead: str
     tail: str = ""
 
 
-_THINK = Thinking("<think>", "</think>")
-_THINKING: Mapping[str, Thinking] = {
-    "mistral": Thinking("[THINK]", "[/THINK]"),
-    "kimi": Thinking("◁think▷", "◁/think▷"),
-    "seed_oss": Thinking("<seed:think>", "</seed:think>"),
-    "minimax_m3": Thinking("<mm:think>", "</mm:think>"),
-    "granite": Thinking("Here is my thought process:", "Here is my response:"),
-    "gemma4": Thinking("<|channel>thought\n", "<channel|>"),
-    "cohere": Thinking("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
-    "gpt_oss": Thinking(
-        "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>"
+_CHANNELS: Mapping[str, _Channels] = {
+    "cohere": _Channels(
+        FreeBlock(begin="<|START_THINKING|>", end="<|END_THINKING|>"), "<|START_RESPONSE|>", "<|END_RESPONSE|>"
     ),
-}  # fmt: skip
-"""By the names of `kvbus_parsers`; all others write ``<think>``."""
+    "gpt_oss": _Channels(
+        FreeBlock(begin="<|channel|>analysis<|message|>", end="<|end|><|start|>assistant"),
+        "<|channel|>final<|message|>",
+    ),
+}
 
 
 class Guided(msgspec.Struct, frozen=True):
@@ -78,19 +77,28 @@ def guidance_of(
 ) -> Guided:
     """``tool``, ``reasoning``: names of the parsers; ``reasoning_open``: the state of the prompt's end (None: it says nothing).
 
-    Raise InvalidRequest for schemas and grammars that cannot be followed, as far as that can be told here.
+    Raise InvalidRequest for schemas and grammars that cannot be followed, as far as that can be told here, UnknownFormatError for
+    names that no parser has.
     """
     choice = conversation.tool_choice
     tools = _callable_tools(conversation, fields)
     if choice.mode == "none":
         tools = []
-    guided = _answer(conversation, tools, CALL_FORMS.get(tool or ""), fields, limits)
+    form = _form_of(tool) if tool is not None else None
+    guided = _answer(conversation, tools, form, fields, limits)
     if choice.mode == "none" and guided.calls == "auto":
         guided = msgspec.structs.replace(guided, calls="drop")
     if guided.guidance is None:
         return guided
     guidance = _with_thoughts(guided.guidance, reasoning, reasoning_open)
     return msgspec.structs.replace(guided, guidance=guidance)
+
+
+def _form_of(tool: str) -> CallForm | None:
+    try:
+        return CALL_FORMS.get(tool_format(tool).name)
+    except UnknownFormatError:  # TEMPORARY until all formats are there
+        return CALL_FORMS.get(tool)
 
 
 class _Tool(msgspec.Struct, frozen=True):
@@ -260,11 +268,24 @@ def _with_thoughts(guidance: Guidance, reasoning: str | None, is_open: bool | No
     """Free text holds thoughts as it is. ``is_open`` False: the prompt has closed them, so that none come."""
     if reasoning is None or guidance.form == "free":
         return guidance
-    thinking = _THINKING.get(reasoning, _THINK)
+    try:
+        known = reasoning_format(reasoning)
+    except UnknownFormatError:  # TEMPORARY until all formats are there
+        known = ReasoningFormat(reasoning)
+    channels = _CHANNELS.get(known.name)
+    if is_open is None:
+        is_open = known.starts_open or None
     return msgspec.structs.replace(
         guidance,
-        blocks=() if is_open is False else (FreeBlock(begin=thinking.begin, end=thinking.end),),
+        blocks=() if is_open is False else (channels.thoughts if channels is not None else _block(known),),
         open_block=bool(is_open),
-        lead=thinking.lead,
-        tail=thinking.tail,
+        lead=channels.lead if channels is not None else "",
+        tail=channels.tail if channels is not None else "",
     )
+
+
+def _block(known: ReasoningFormat) -> FreeBlock:
+    if not known.openers:  # thoughts are not split from the text, but the model writes them all the same
+        return FreeBlock(begin="<think>", end="</think>")
+    label = f"{known.label}\n" if known.label else ""
+    return FreeBlock(begin=known.openers[0] + label, end=known.closers[0])

@@ -9,12 +9,14 @@ from aiohttp import web
 from kvbus_frontend.adapters.models import ServedModel
 from kvbus_frontend.adapters.request_run import Choice
 from kvbus_frontend.core.choice_stream import ChoiceStream
-from kvbus_frontend.core.formats import TAIL_CHARS, parser_for
+from kvbus_frontend.core.formats import TAIL_CHARS, parser_for, prompt_reasoning
+from kvbus_frontend.core.guidance import CHAT_FIELDS, FIELDS, FieldNames, Guided, guidance_of
 from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.outputs import Output
 from kvbus_frontend.core.prompt import Prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, render_conversation
 from kvbus_frontend.core.sampling import salt_of, token_budget
+from kvbus_frontend.core.schemas import SchemaLimits
 from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_protocols.conversation import Conversation
@@ -26,6 +28,7 @@ class Rendered(msgspec.Struct, frozen=True):
     prompt: Prompt
     max_tokens: int
     tail: str
+    guided: Guided
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -44,6 +47,7 @@ class ChatFlow:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._stability = Stability.of(api.settings)
+        self._schema_limits = SchemaLimits(api.settings.max_schema_bytes, api.settings.max_schema_depth)
 
     async def answer(
         self,
@@ -67,7 +71,8 @@ class ChatFlow:
         model = self._api.model(request.model)
         check_vocabulary(request, model.text.tokenizer.vocab_size)
         conversation = self._stability.stabilised(conversation)
-        rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model))
+        fields, limits = FIELDS.get(ticket.api, CHAT_FIELDS), self._schema_limits
+        rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model, fields, limits))
         return Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
 
     async def count(self, conversation: Conversation, *, size_bytes: int) -> int:
@@ -95,6 +100,7 @@ class ChatFlow:
             allowed=model.offer.allowed,
             logprobs=request.logprob_count,
             deadline_ms=int((time.time() + self._api.settings.request_timeout_s) * 1000),
+            guidance=rendered.guided.guidance,
         )
         n = request.n or 1
         return [
@@ -114,16 +120,24 @@ class ChatFlow:
 
 
 def _choice_stream(conversation: Conversation, model: ServedModel, rendered: Rendered) -> ChoiceStream:
-    parser = parser_for(conversation, model.formats, rendered.tail, "auto")
+    parser = parser_for(conversation, model.formats, rendered.tail, rendered.guided.calls)
     # Markers are often special tokens, so a parser has to see those.
     text = model.choice_text(conversation.generation, rendered.prompt, keep_special=None if parser is None else True)
     one_call = bool(conversation.tools) and not conversation.parallel_tool_calls
     return ChoiceStream(text, parser, max_calls=1 if one_call else None)
 
 
-def _render(conversation: Conversation, model: ServedModel) -> Rendered:
+def _render(conversation: Conversation, model: ServedModel, fields: FieldNames, limits: SchemaLimits) -> Rendered:
     """The prompt, and how many tokens may follow: checked before the work of hashing a prompt that is too long."""
     tokens, tail = _tokens(conversation, model)
+    guided = guidance_of(
+        conversation,
+        tool=model.formats.tool,
+        reasoning=model.formats.reasoning,
+        reasoning_open=prompt_reasoning(conversation, model.formats.reasoning, tail),
+        fields=fields,
+        limits=limits,
+    )
     request = conversation.generation
     max_tokens = token_budget(
         request.token_limit,
@@ -132,7 +146,7 @@ def _render(conversation: Conversation, model: ServedModel) -> Rendered:
         context_length=model.card.context_length,
         param="messages",
     )
-    return Rendered(prompt_of(tokens, model.card, salt=salt_of(request)), max_tokens, tail)
+    return Rendered(prompt_of(tokens, model.card, salt=salt_of(request)), max_tokens, tail, guided)
 
 
 def _tokens(conversation: Conversation, model: ServedModel) -> tuple[list[int], str]:
