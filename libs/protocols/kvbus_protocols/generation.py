@@ -55,6 +55,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def stop_param(self) -> str:
+        """The field that `stop_strings` come from."""
+        return "stop"
+
+    @property
     def wants_stream(self) -> bool:
         return bool(self.stream)
 
@@ -75,15 +80,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Raise InvalidRequest for what the types alone cannot say."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' is only allowed when 'stream' is enabled.", param="stream_options")
-        stops = self.stop_strings
+        stops, param = self.stop_strings, self.stop_param
         if len(stops) > MAX_STOP_STRINGS:
             raise InvalidRequest(
-                f"'stop' holds {len(stops)} strings; at most {MAX_STOP_STRINGS} are allowed.", param="stop"
+                f"'{param}' holds {len(stops)} strings; at most {MAX_STOP_STRINGS} are allowed.", param=param
             )
         if any(len(text) > MAX_STOP_LENGTH for text in stops):
-            raise InvalidRequest(f"A stop string is longer than {MAX_STOP_LENGTH} characters.", param="stop")
+            raise InvalidRequest(f"A stop string is longer than {MAX_STOP_LENGTH} characters.", param=param)
         if any(not text for text in stops):
-            raise InvalidRequest("A stop string may not be empty.", param="stop")
+            raise InvalidRequest("A stop string may not be empty.", param=param)
         if self.logit_bias is not None:
             self._check_logit_bias(self.logit_bias)
         check_nvext(self.nvext, self.n or 1)
