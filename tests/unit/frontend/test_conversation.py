@@ -1,4 +1,4 @@
-"""Messages in the shape that chat templates expect."""
+"""Turns in the shape that chat templates expect."""
 
 from typing import Any
 
@@ -7,10 +7,12 @@ import pytest
 
 from kvbus_frontend.core.conversation import template_messages, template_tools
 from kvbus_protocols.chat import ChatMessage, Tool
+from kvbus_protocols.chat_turns import chat_tools, chat_turns
 
 
 def shaped(message: dict[str, Any], *, argument_strings: bool = False) -> dict[str, Any]:
-    return template_messages([msgspec.convert(message, ChatMessage)], argument_strings=argument_strings)[0]
+    turns = chat_turns([msgspec.convert(message, ChatMessage)])
+    return template_messages(turns, argument_strings=argument_strings)[0]
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def test_reasoning_is_kept_under_the_name_that_templates_read(field: str) -> Non
         ('{"b": 1,  "a": 2}', {"b": 1, "a": 2}, '{"b": 1,  "a": 2}'),
         ("", {}, {}),
         (None, {}, {}),
-        ({"a": 1}, {"a": 1}, {"a": 1}),
+        ({"a": 1}, {"a": 1}, '{"a":1}'),
         ('{"a": "unterminated', '{"a": "unterminated', '{"a": "unterminated'),
     ],
 )
@@ -65,7 +67,8 @@ def test_a_tool_result_keeps_its_call() -> None:
 def test_tools_keep_their_schema_in_its_order_and_lose_wishes_to_the_server() -> None:
     parameters = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
-    shaped_tools = template_tools([msgspec.convert(tool, Tool)])
+    shaped_tools = template_tools(chat_tools([msgspec.convert(tool, Tool)]))
     assert shaped_tools == [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    assert shaped_tools is not None
     assert list(shaped_tools[0]["function"]["parameters"]["properties"]) == ["z", "a"]
     assert template_tools([]) is None

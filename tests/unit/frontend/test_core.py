@@ -1,4 +1,4 @@
-"""Sampling, budgets, dispatch, migration state, catalog, admission, buffers."""
+"""Sampling, budgets, dispatch, migration state, catalog, admission."""
 
 from typing import Any
 
@@ -9,11 +9,9 @@ from kvbus_blocks.keys import CacheDomain, chain_keys
 from kvbus_frontend.core.admission import Admission
 from kvbus_frontend.core.attempts import GapInOutput, Progression
 from kvbus_frontend.core.catalog import Offer, offers_of
-from kvbus_frontend.core.choice_text import Piece
 from kvbus_frontend.core.dispatch import Job, generate_message, known_blocks, route_request
 from kvbus_frontend.core.failures import api_error
 from kvbus_frontend.core.jobs import JobTemplate
-from kvbus_frontend.core.outputs import BufferFull, Finish, OutputBuffer
 from kvbus_frontend.core.prompt import prompt_of
 from kvbus_frontend.core.sampling import sampling_of, stopping_of, token_budget
 from kvbus_protocols import ApiError, InvalidRequest
@@ -240,7 +238,7 @@ def test_models_are_listed_by_name() -> None:
     assert list(offers) == ["m1", "m2"]
 
 
-# admission and buffer
+# admission
 
 
 def test_admission_ends_at_the_limit_and_while_draining() -> None:
@@ -261,27 +259,3 @@ def test_admission_ends_at_the_limit_and_while_draining() -> None:
     with pytest.raises(ApiError) as refusal:
         admission.enter()
     assert refusal.value.code == "draining"
-
-
-def test_what_waits_of_a_choice_becomes_one_output() -> None:
-    buffer = OutputBuffer(100)
-    buffer.put(0, Piece("a"))
-    buffer.put(1, Piece("x"))
-    buffer.put(0, Piece("b"))
-    buffer.finish(0, Finish("stop"))
-    outputs = buffer.take()
-    assert [(output.index, output.text, output.finish) for output in outputs] == [
-        (0, "ab", Finish("stop")),
-        (1, "x", None),
-    ]
-    assert not buffer
-    assert buffer.take() == []
-
-
-def test_the_buffer_takes_exactly_its_limit() -> None:
-    buffer = OutputBuffer(3)
-    buffer.put(0, Piece("abc"))
-    with pytest.raises(BufferFull):
-        buffer.put(0, Piece("d"))
-    buffer.take()
-    buffer.put(0, Piece("abc"))

@@ -22,7 +22,7 @@ def template_messages(turns: Sequence[Turn], *, argument_strings: bool) -> list[
     messages: list[dict[str, Any]] = []
     for turn in turns:
         if turn.role == "tool":
-            messages += [_result(part) for part in turn.parts if isinstance(part, ToolResultPart)]
+            messages += [_result(part, turn.name) for part in turn.parts if isinstance(part, ToolResultPart)]
         else:
             messages.append(_message(turn, argument_strings))
     return messages
@@ -61,8 +61,9 @@ def _message(turn: Turn, argument_strings: bool) -> dict[str, Any]:
     return plain
 
 
-def _result(part: ToolResultPart) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": part.call_id, "content": _text(part.parts)}
+def _result(part: ToolResultPart, name: str | None) -> dict[str, Any]:
+    plain = {"role": "tool", "tool_call_id": part.call_id, "content": _text(part.parts)}
+    return plain if name is None else {**plain, "name": name}
 
 
 def _text(parts: Sequence[Part]) -> str:
