@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from kvbus_frontend.core.stability import Stability
 from kvbus_runtime.settings import CommonSettings, Flag
 
 
@@ -73,6 +74,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
         for name in ("route_retries", "migration_limit", "inline_prompt_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        Stability.of(self)
 
     @property
     def api_keys(self) -> tuple[str, ...]:
