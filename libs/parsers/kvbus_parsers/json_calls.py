@@ -129,6 +129,21 @@ def call_object(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> 
     return CallEnd.REJECTED
 
 
+def named_call(context: Context, name: str, stops: Markers, call_id: str = "") -> Step[None]:
+    """Reads the arguments of a call whose name stood before them: a JSON object, or else raw text up to the next stop."""
+    source, sink = context.source, context.sink
+    sink.start_call(name, call_id)
+    yield from source.skip_space()
+    if (yield from at_marker(context, stops)) or (source.exhausted and not source.cut_off):
+        sink.end_call()
+    elif (yield from source.peek()) != "{" or (yield from source.json_value(sink.arguments)) is not JsonEnd.COMPLETE:
+        yield from _raw_rest(context, stops)
+    else:
+        sink.end_call()
+        while (yield from source.ahead("}")):  # one brace too many
+            yield from source.literal("}")
+
+
 def _closes(context: Context) -> Step[bool]:
     yield from context.source.skip_space()
     return (yield from context.source.literal("}"))

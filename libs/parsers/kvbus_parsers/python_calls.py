@@ -10,7 +10,7 @@ from collections import Counter
 
 from kvbus_parsers.json_text import escape, quote
 from kvbus_parsers.python_literals import json_text, string_text
-from kvbus_parsers.source import Emit, Source, Step, markers
+from kvbus_parsers.source import Emit, Markers, Source, Step, markers
 
 NAME = re.compile(r"[\w.-]*+")
 """The name of a function or an argument. Dots and hyphens: names of tools need not be Python's."""
@@ -20,7 +20,7 @@ _QUOTES = markers('"""', "'''", '"', "'")
 _STRING_STOPS = {quotes: markers(quotes, "\\") for quotes in ("", *_QUOTES.texts)}
 _PREFIXES = {"", "r", "u", "b", "br", "rb"}
 _PREFIXES_WITH_CODE = {"f", "fr", "rf", "t", "tr", "rt"}
-_EXPRESSION_RUN = re.compile(r"""[^,()\[\]{}'"]*+""")
+_EXPRESSION_STOPS = tuple(",()[]{}'\"")
 _LAST_WORD = re.compile(r"\w*+\Z")
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
@@ -31,10 +31,11 @@ _NAME_END = markers("}")
 _NAME_LENGTH_MAX = 100
 
 
-def arguments(source: Source, emit: Emit) -> Step[bool]:
+def arguments(source: Source, emit: Emit, ends: Markers = markers()) -> Step[bool]:  # noqa: B008
     """Reads what stands after the opening parenthesis of a call, to its end; False when the input ends first.
 
-    An unmatched ``]`` ends the call too and is left unread: the list around it is over. The JSON that went out then lacks its end.
+    An unmatched ``]`` and the markers ``ends`` outside strings end the call too and are left unread: what is around it is over. The
+    JSON that went out then lacks its end.
     """
     emit("{")
     lead = ""
@@ -44,17 +45,17 @@ def arguments(source: Source, emit: Emit) -> Step[bool]:
             emit("}")
             return True
         char = yield from source.peek()
-        if char in ("", "]"):
-            return char == "]"
+        if char in ("", "]") or (yield from _at(source, ends)):
+            return char != ""
         name = yield from source.take_while(NAME)
         space = yield from source.skip_space()
         if name and (yield from single_equals(source)):
             emit(f"{lead}{quote(name)}: ")
             yield from source.skip_space()
-            yield from _value(source, emit)
+            yield from _value(source, emit, ends)
         else:
             # A comma without an argument before it must not pass for the harmless one behind the last argument.
-            emit(lead + (yield from _expression(source, name + space)) or ",")
+            emit(lead + (yield from _expression(source, name + space, ends)) or ",")
         lead = ", " if (yield from source.literal(",")) else ""
 
 
@@ -68,10 +69,10 @@ def single_equals(source: Source) -> Step[bool]:
     return True
 
 
-def _value(source: Source, emit: Emit) -> Step[None]:
+def _value(source: Source, emit: Emit, ends: Markers) -> Step[None]:
     prefix = yield from source.take_while(_WORD)
     if not (yield from _at_string(source, prefix)):
-        text = yield from _expression(source, prefix)
+        text = yield from _expression(source, prefix, ends)
         try:
             emit(json_text(text))
         except ValueError:
@@ -85,7 +86,7 @@ def _value(source: Source, emit: Emit) -> Step[None]:
         space = yield from source.skip_space()
         prefix = yield from source.take_while(_WORD)
     emit('"')
-    rest = (yield from _expression(source, prefix)).rstrip()
+    rest = (yield from _expression(source, prefix, ends)).rstrip()
     if rest:
         emit(space + rest)
 
@@ -124,21 +125,26 @@ def _escape_sequence(source: Source) -> Step[str]:
     return "".join(parts)
 
 
-def _expression(source: Source, begun: str) -> Step[str]:
-    """The text, of which ``begun`` is read, up to the comma or the bracket that ends an argument, which is left unread."""
+def _expression(source: Source, begun: str, ends: Markers) -> Step[str]:
+    """The text, of which ``begun`` is read, up to the comma, bracket or marker that ends an argument, which is left unread."""
     parts: list[str] = []
     open_brackets: list[str] = []
     closers: Counter[str] = Counter()
+    stops = markers(*_EXPRESSION_STOPS, *ends.texts)
+    run = [begun]
     while True:
-        run = begun + (yield from source.take_while(_EXPRESSION_RUN))
-        begun = ""
-        parts.append(run)
-        char = yield from source.peek()
-        if not char or (char == "," and not open_brackets):
+        char = yield from source.until(stops, run.append)
+        parts += run
+        if char is None:
+            break
+        if char in ends.texts or (char == "," and not open_brackets):
+            source.unread(char)
             break
         if char in "'\"":
-            word = _LAST_WORD.search(run)
+            word = _LAST_WORD.search("".join(run))
             if word and word[0].lower() in _PREFIXES | _PREFIXES_WITH_CODE:
+                source.unread(char)
+                run = []
                 yield from _copy_string(source, parts)
                 continue
             # An apostrophe after a word opens no string.
@@ -147,15 +153,22 @@ def _expression(source: Source, begun: str) -> Step[str]:
             closers[_CLOSERS[char]] += 1
         elif char != ",":
             if not closers[char] and char != "}":
+                source.unread(char)
                 break
             while closers[char]:
                 closer = open_brackets.pop()
                 closers[closer] -= 1
                 if closer == char:
                     break
-        yield from source.literal(char)
+        run = []
         parts.append(char)
     return "".join(parts)
+
+
+def _at(source: Source, ends: Markers) -> Step[bool]:
+    found = yield from source.one_of(ends)
+    source.unread(found or "")
+    return found is not None
 
 
 def _copy_string(source: Source, parts: list[str]) -> Step[None]:

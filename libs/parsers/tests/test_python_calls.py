@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvbus_parsers.python_calls import arguments
 from kvbus_parsers.python_literals import json_text
-from kvbus_parsers.source import Source
+from kvbus_parsers.source import Source, markers
 
 
 def read(text: str, *, pieces: int = 0) -> tuple[str, str | None]:
@@ -213,6 +213,18 @@ def test_other_arguments_than_named_ones_make_no_json(text: str) -> None:
 def test_a_missing_parenthesis_ends_at_the_bracket_of_the_list_and_makes_no_json() -> None:
     assert read("a=1]") == ('{"a": 1', "]")
     assert read("a=[1), g(b=2)]") == ('{"a": [1}', ", g(b=2)]")
+
+
+def test_a_marker_outside_a_string_ends_the_call_and_makes_no_json() -> None:
+    for text in ("a=1<end> tail", "a=<end> tail", "a=[1, (2<end> tail", "a=1, <end> tail", "a<end> tail"):
+        source, out = Source(), list[str]()
+        source.feed(text)
+        with pytest.raises(StopIteration) as stop:
+            next(arguments(source, out.append, markers("<end>")))
+        assert stop.value.value
+        assert source._buffer[source._at :] == "<end> tail"
+        with pytest.raises(ValueError, match=r"."):
+            json.loads("".join(out))
 
 
 @pytest.mark.parametrize("whole", ["a='text', b=[1, (2, {'x': 3})], c=True)", 'a="""x\\ny""", b=-1.5e3)'])
