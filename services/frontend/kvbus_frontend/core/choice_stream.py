@@ -53,20 +53,29 @@ class ChoiceStream:
         piece = self._text.finish()
         if self._text.matched is not None:
             finish = Finish("stop", self._text.matched)
-        return Said((*self._feed(piece.text), *self._end(finish)), piece.tokens, finish)
+        events = (*self._feed(piece.text), *self._end(finish))
+        end = self._last_call(events)
+        return Said(events, piece.tokens, finish) if end is None else Said(events[:end], piece.tokens, Finish("stop"))
 
     def _take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Said:
         piece = self._text.push(tokens, logprobs)
         events = self._feed(piece.text)
-        if self._calls_left is not None:
-            for i, event in enumerate(events):
-                self._calls_left -= isinstance(event, CallEnded)
-                if self._calls_left <= 0:
-                    return Said(tuple(events[: i + 1]), piece.tokens, Finish("stop"))
+        end = self._last_call(events)
+        if end is not None:
+            return Said(tuple(events[:end]), piece.tokens, Finish("stop"))
         if self._text.matched is not None:
             finish = Finish("stop", self._text.matched)
             return Said((*events, *self._end(finish)), piece.tokens, finish)
         return Said(tuple(events), piece.tokens)
+
+    def _last_call(self, events: Sequence[Event]) -> int | None:
+        """Where the events end with the last call that is allowed; None: they do not."""
+        if self._calls_left is not None:
+            for i, event in enumerate(events):
+                self._calls_left -= isinstance(event, CallEnded)
+                if self._calls_left <= 0:
+                    return i + 1
+        return None
 
     def _feed(self, text: str) -> Sequence[Event]:
         if not text:
