@@ -21,7 +21,8 @@ class Parser:
     def __init__(self, context: Context, grammar: Step[None]) -> None:
         self._source = context.source
         self._sink = context.sink
-        self._grammar: Step[None] | None = grammar
+        self._resume = grammar.__next__
+        self._ended = False
         self._advance()
 
     @property
@@ -43,11 +44,11 @@ class Parser:
         return self._sink.drain()
 
     def _advance(self) -> None:
-        if self._grammar is not None:
+        if not self._ended:
             try:
-                next(self._grammar)
+                self._resume()
             except StopIteration:
-                self._grammar = None
+                self._ended = True
 
 
 def open_parser(

@@ -51,22 +51,21 @@ class Sink:
             if not text:
                 return
             self._framing = False
-        kept = text.rstrip()
-        if len(kept) < len(text) or self._space:
+        if self._space or text[-1].isspace():
+            kept = text.rstrip()
             if not kept:
                 self._space.append(text)
                 return
-            space = "".join(self._space)
-            self._space = [text[len(kept) :]] if len(kept) < len(text) else []
-            kept = space + kept
+            self._space, space = [text[len(kept) :]] if len(kept) < len(text) else [], self._space
+            text = "".join(space) + kept
         kind = Reasoning if self.in_reasoning else Text
         if self._run is not kind:
             self._flush()
             self._run = kind
         self._said = self.in_reasoning
         if self._thoughts is not None:
-            self._keep_thought(kept)
-        self._pieces.append(kept)
+            self._keep_thought(text)
+        self._pieces.append(text)
 
     def _keep_thought(self, text: str) -> None:
         if self.in_reasoning and self._thoughts is not None:

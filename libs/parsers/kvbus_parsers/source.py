@@ -21,6 +21,7 @@ Step = Generator[None, None, T]
 
 Emit = Callable[[str], object]
 
+_NEVER = r"(?!)"
 _SPACE = re.compile(r"\s*+")
 
 
@@ -31,31 +32,46 @@ class Markers:
         self.texts = frozenset(texts)
         self.longest = max(map(len, texts), default=0)
         ordered = sorted(self.texts, key=len, reverse=True)  # leftmost, then longest
-        never = r"(?!)"
-        self._whole = re.compile("|".join(map(re.escape, ordered)) or never)
-        self._growing = re.compile(
-            "|".join(f"(?:{_proper_prefixes(text)})\\Z" for text in ordered if len(text) > 1) or never
-        )
+        whole = "|".join(map(re.escape, ordered)) or _NEVER
+        growing = [_proper_prefixes(text) + r"\Z" for text in ordered if len(text) > 1]
+        self._whole = re.compile(whole)
+        self._growing = re.compile("|".join(growing) or _NEVER)
+        self._either = re.compile("|".join([*growing, whole]))
+        # markers with which another one begins
+        self._stems = frozenset(text for text in texts if any(other.startswith(text) for other in self.texts - {text}))
 
-    def find(self, text: str, start: int) -> re.Match[str] | None:
-        """The leftmost marker, the longest of those that begin there."""
-        return self._whole.search(text, start)
+    def find(self, text: str, start: int, *, final: bool) -> tuple[int, int]:
+        """Where the leftmost marker begins and ends, the longest of those that begin there.
 
-    def match(self, text: str, start: int) -> re.Match[str] | None:
-        """The longest marker that stands exactly at ``start``."""
-        return self._whole.match(text, start)
+        If none is certain, both are the position up to which there is none for certain: the end of the text, or, unless it is
+        ``final``, the longest suffix that can still become a marker.
+        """
+        found = (self._whole if final else self._either).search(text, start)
+        if found is None:
+            end = len(text)
+            return end, end
+        begin, end = found.span()
+        if not final and end == len(text):
+            marker = found.group()
+            if marker not in self.texts or marker in self._stems:
+                return begin, begin
+        return begin, end
 
-    def growing(self, text: str, start: int) -> int:
-        """Where the longest suffix begins that can still become a marker; the end of the text if none can."""
-        found = self._growing.search(text, max(start, len(text) - self.longest + 1))
-        return found.start() if found else len(text)
+    def match(self, text: str) -> str | None:
+        """The longest marker with which the text begins."""
+        found = self._whole.match(text)
+        return found.group() if found else None
+
+    def may_begin(self, text: str) -> bool:
+        """Whether the text is shorter than some marker that begins with it."""
+        return not text or self._growing.match(text) is not None
 
 
 def _proper_prefixes(marker: str) -> str:
     pattern = ""
-    for character in reversed(marker[:-1]):
-        pattern = re.escape(character) + (f"(?:{pattern})?" if pattern else "")
-    return pattern
+    for character in reversed(marker[1:-1]):
+        pattern = f"(?:{re.escape(character)}{pattern})?"
+    return re.escape(marker[0]) + pattern
 
 
 @lru_cache(maxsize=1024)
@@ -102,7 +118,7 @@ class Source:
 
     def cut_within(self, choices: Markers) -> bool:
         """The output was cut, and what is unread of it, if anything, is the beginning of one of these."""
-        return self._finished and self._cut and choices.growing(self._buffer, self._at) == self._at
+        return self._finished and self._cut and choices.may_begin(self._buffer[self._at :])
 
     def unread(self, text: str) -> None:
         """Gives back the text that was read last."""
@@ -158,18 +174,15 @@ class Source:
 
         Holds back only the longest suffix that can still grow into a marker; what is held at the end is passed on.
         """
+        find = stops.find
         while True:
             buffer, at = self._buffer, self._at
-            size = len(buffer)
-            self.scanned += size - at
-            found = stops.find(buffer, at)
-            held = size if self._finished else stops.growing(buffer, at)
-            if found and found.start() < held:
-                if found.start() > at:
-                    emit(self._take(found.start()))
-                return self._take(found.end())
-            if held > at:
-                emit(self._take(held))
+            self.scanned += len(buffer) - at
+            begin, end = find(buffer, at, final=self._finished)
+            if begin > at:
+                emit(self._take(begin))
+            if end > begin:
+                return self._take(end)
             if self._finished:
                 return None
             yield
@@ -181,16 +194,14 @@ class Source:
         while True:
             buffer, at = self._buffer, self._at
             self.scanned += len(buffer) - at
-            found = stops.find(buffer, at)
-            held = len(buffer) if self._finished else stops.growing(buffer, at)
-            end = found.start() if found and found.start() < held else held
-            length += end - at
+            begin, end = stops.find(buffer, at, final=self._finished)
+            length += begin - at
             if length > limit:
-                parts.append(self._take(end - (length - limit)))
+                parts.append(self._take(begin - (length - limit)))
                 return "".join(parts), None
-            parts.append(self._take(end))
-            if found and found.start() < held:
-                return "".join(parts), self._take(found.end())
+            parts.append(self._take(begin))
+            if end > begin:
+                return "".join(parts), self._take(end)
             if self._finished:
                 return "".join(parts), None
             yield
@@ -212,9 +223,9 @@ class Source:
         while True:
             ready = self._buffer[self._at : self._at + choices.longest]
             self.scanned += len(ready)
-            if self._finished or len(ready) == choices.longest or choices.growing(ready, 0) > 0:
-                found = choices.match(ready, 0)
-                return self._take(self._at + found.end()) if found else None
+            if self._finished or not choices.may_begin(ready):
+                found = choices.match(ready)
+                return self._take(self._at + len(found)) if found else None
             yield
 
     def take_while(self, run: re.Pattern[str]) -> Step[str]:
