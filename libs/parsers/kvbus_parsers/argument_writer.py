@@ -30,10 +30,14 @@ class ArgumentWriter:
         self._framed = False
         self._held = ""  # a newline that may turn out to be the last
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._object_open and not self._raw_open
+
     def begin(self, key: str, schema: Schema | None = None, *, framed: bool = False) -> None:
         """The value of ``key`` begins. ``framed``: one newline at either end is framing. ``schema``: another than the tool's."""
         self._key = key
-        self._value = schema if schema is not None else self.schema.property(key)
+        self._value = schema if schema is not None else self.schema.member(key)
         self._pieces = []
         self._start = self._held = ""
         self._streams = False
@@ -69,7 +73,7 @@ class ArgumentWriter:
         self._sink.arguments(json_text)
 
     def raw(self, text: str) -> None:
-        """What is no grammar between arguments goes out as it is: the call is seen to be broken. White space around it is framing."""
+        """What is no grammar between arguments goes out as it is: the call is seen to be broken. Space around it is framing."""
         text = self._space + text
         kept = text.rstrip()
         self._space = text[len(kept) :]

@@ -6,8 +6,7 @@ string, and without a schema an argument is one. Results are JSON *text*, so tha
 """
 
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -41,7 +40,7 @@ class Schema:
         """Reads a JSON schema, whose refs point into itself. Anything else but an object knows nothing."""
         return cls([node], node)
 
-    def property(self, key: str) -> "Schema":
+    def member(self, key: str) -> "Schema":
         """The schema of the value under ``key``."""
         if key not in self._members:
             nodes = [properties[key] for properties in self._properties() if key in properties]
@@ -52,6 +51,16 @@ class Schema:
     def declares(self, key: str) -> bool:
         """Whether the schema names the property ``key``."""
         return any(key in properties for properties in self._properties())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a schema at all."""
+        return bool(self._alternatives)
+
+    def fits(self, members: Mapping[str, object]) -> bool:
+        """Whether an object of these members has all required properties and none that the schema does not name."""
+        required = [node["required"] for node in self._alternatives if isinstance(node.get("required"), list)]
+        return all(map(self.declares, members)) and all(name in members for names in required for name in names)
 
     def item(self, index: int) -> "Schema":
         """The schema of the array's element ``index``."""
@@ -100,10 +109,10 @@ class Schema:
     def _container(self, text: str, kind: type) -> str | None:
         try:
             try:
-                value = _loads(text)
+                value = json_text.loads(text)
             except ValueError:
                 text = python_literals.json_text(text)
-                value = _loads(text)
+                value = json_text.loads(text)
             if not isinstance(value, kind):  # a Python set, or a value in parentheses
                 return None
             coerced = self._coerced(value)
@@ -116,7 +125,7 @@ class Schema:
         if not self._alternatives:
             return value
         if isinstance(value, dict):
-            members = {key: self.property(key)._coerced(member) for key, member in value.items()}
+            members = {key: self.member(key)._coerced(member) for key, member in value.items()}
             return members if any(members[key] is not value[key] for key in value) else value
         if isinstance(value, list):
             items = [self.item(index)._coerced(item) for index, item in enumerate(value)]
@@ -187,14 +196,3 @@ def _may_fit(name: str, start: str) -> bool:
     if name in ("object", "array"):
         return start[:64].lstrip()[:1] in "{[("
     return False
-
-
-def _loads(text: str) -> Any:
-    return json.loads(text, parse_float=_finite, parse_constant=_finite)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value

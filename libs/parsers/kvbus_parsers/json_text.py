@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from typing import Any
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -38,3 +39,23 @@ def number(text: str) -> str | None:
     if not math.isfinite(value):
         return None
     return text if _JSON_NUMBER.fullmatch(text) else repr(value)
+
+
+def loads(text: str) -> Any:
+    """The value of a JSON text; ``ValueError`` where it is none by the letter, or holds a number beyond all floats."""
+    return json.loads(text, parse_float=_finite, parse_constant=_finite)
+
+
+def is_json(text: str) -> bool:
+    try:
+        loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value

@@ -5,15 +5,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvbus_parsers.argument_writer import ArgumentWriter
+from kvbus_parsers.coercion import Schema
 from kvbus_parsers.grammar import Context
 from kvbus_parsers.json_calls import at_marker
-from kvbus_parsers.source import Markers, Source, Step, markers
+from kvbus_parsers.source import Emit, Markers, Source, Step, markers
 
 _TAG_STOPS = markers(">", '"', "'", "\n", "<")
 _QUOTES = {'"': markers('"', "\n"), "'": markers("'", "\n")}
 _BARE_ATTRIBUTE = re.compile(r"""([\w.:-]+)\s*=\s*([^\s"'>]+)""")
 _QUOTED_ATTRIBUTE = re.compile(r"([\w.:-]+)\s*=\s*\Z")
-_JUNK_LENGTH_MAX = 512
+_BEHIND_NAME = {" ", "\t", "\n", "/", ">"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,14 @@ class Tag:
 
 
 def tag_rest(source: Source) -> Step[Tag | None]:
-    """Reads a tag behind its name: ``  key="value" …>``, the values in double, single or no quotes. ``None`` if it is none."""
-    recording = source.record()
+    """Reads a tag behind its name: `` key="value" …>``, the values in double, single or no quotes.
+
+    ``None`` if it is none; what was read of it is read.
+    """
     attributes: dict[str, str] = {}
     text = ""
+    if (yield from source.peek()) not in _BEHIND_NAME:
+        return None
     while True:
         part, stop = yield from source.take_until(_TAG_STOPS)
         text += part
@@ -37,16 +42,11 @@ def tag_rest(source: Source) -> Step[Tag | None]:
                 attributes[attribute[1]] = value
                 text = text[: attribute.start()] + " "
                 continue
-        if stop == ">" and (not text or text[0].isspace() or text[0] == "/"):
-            source.keep(recording)
+        if stop == ">":
             body = text.rstrip()
             self_closing = body.endswith("/")
             attributes |= _BARE_ATTRIBUTE.findall(body.removesuffix("/"))
             return Tag(attributes, self_closing)
-        if source.cut_off:
-            source.keep(recording)
-        else:
-            source.rewind(recording)
         return None
 
 
@@ -54,19 +54,35 @@ Ends = Mapping[str, Markers | None]
 """The markers that end a value, each with what has to follow it, behind white space, to be no data (``None``: anything)."""
 
 
-def value(context: Context, writer: ArgumentWriter, ends: Ends) -> Step[str | None]:
-    """Reads the open value of the writer, and ends it. Returns the marker that ended it, ``None`` if the output did."""
+def argument(
+    context: Context,
+    writer: ArgumentWriter,
+    key: str,
+    ends: Ends,
+    *,
+    schema: Schema | None = None,
+    framed: bool = False,
+) -> Step[str | None]:
+    """Reads a value into the argument ``key``. Returns the marker that ended it, ``None`` if the output did."""
+    writer.begin(key, schema, framed=framed)
+    stop = yield from value(context, writer.text, ends)
+    if stop is not None:
+        writer.end()
+    return stop
+
+
+def value(context: Context, emit: Emit, ends: Ends) -> Step[str | None]:
+    """Passes on a value as it comes. Returns the marker that ended it, ``None`` if the output did."""
     source = context.source
     stops = markers(*ends)
     while True:
-        stop = yield from source.until(stops, writer.text)
+        stop = yield from source.until(stops, emit)
         if stop is None:
             return None
         followers = ends[stop]
         if followers is None or (yield from _followed_by(context, followers)):
-            writer.end()
             return stop
-        writer.text(stop)
+        emit(stop)
 
 
 def _followed_by(context: Context, followers: Markers) -> Step[bool]:

@@ -187,15 +187,15 @@ def test_cyclic_refs_end() -> None:
 )
 def test_a_broken_schema_knows_nothing(node: object) -> None:
     assert schema(node).to_json("1") == '"1"'
-    assert schema(node).property("a").item(0).to_json("1") == '"1"'
+    assert schema(node).member("a").item(0).to_json("1") == '"1"'
     assert not schema(node).declares("a")
 
 
 def test_without_a_schema_an_argument_is_a_string() -> None:
     tool = schema({"properties": {"n": {"type": "integer"}}})
-    assert tool.property("n").to_json("1") == "1"
-    assert tool.property("other").to_json("1") == '"1"'
-    assert Schema().property("n").to_json("1") == '"1"'
+    assert tool.member("n").to_json("1") == "1"
+    assert tool.member("other").to_json("1") == '"1"'
+    assert Schema().member("n").to_json("1") == '"1"'
     assert tool.declares("n")
     assert not tool.declares("other")
 

@@ -2,8 +2,8 @@
 
     <tool_call>⏎<function=NAME>⏎<parameter=KEY>⏎VALUE⏎</parameter>⏎</function>⏎</tool_call>
 
-One newline at either end of a value is framing; all else is verbatim. Newlines may be missing, and so may the wrapper and any closer:
-a value ends at the next tag of the function as well. A wrapper may hold several functions.
+One newline at either end of a value is framing; all else is verbatim. Newlines may be missing, and so may the wrapper and any
+closer: a value ends at the next tag of the function as well. A wrapper may hold several functions.
 """
 
 from dataclasses import dataclass
@@ -71,8 +71,7 @@ class _FunctionTags:
                 continue
             key, stop = yield from source.take_until(_HEADER_END)
             if stop == ">":
-                writer.begin(key.strip(), framed=self.framed)
-                stop = yield from markup.value(context, writer, _VALUE_ENDS)
+                stop = yield from markup.argument(context, writer, key.strip(), _VALUE_ENDS, framed=self.framed)
             else:
                 writer.raw(_PARAMETER + key)
             if stop is not None:
