@@ -12,6 +12,7 @@ from kvbus_frontend.handlers.api import Api
 from kvbus_frontend.handlers.chat import ChatHandler
 from kvbus_frontend.handlers.chat_flow import ChatFlow
 from kvbus_frontend.handlers.completions import CompletionsHandler
+from kvbus_frontend.handlers.messages import MessagesHandler, hello
 from kvbus_frontend.handlers.models import ModelsHandler
 from kvbus_frontend.handlers.tokenization import TokenizationHandler
 from kvbus_frontend.settings import FrontendSettings
@@ -75,18 +76,9 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     )
     api = Api(settings, models, generator, executor, service.metrics, service.log)
     flow = ChatFlow(api)
-    chat, completions = ChatHandler(api, flow), CompletionsHandler(api)
-    listed, tokenization = ModelsHandler(models), TokenizationHandler(api)
     server = HttpServer(
-        [
-            web.post("/v1/chat/completions", chat.post),
-            web.post("/v1/completions", completions.post),
-            web.get("/v1/models", listed.list),
-            web.get("/v1/models/{id:.+}", listed.get),
-            web.post("/v1/tokenize", tokenization.tokenize),
-            web.post("/v1/detokenize", tokenization.detokenize),
-        ],
-        service.health.routes(),
+        _routes(settings, api, flow, models),
+        [*service.health.routes(), web.get("/", hello), web.get("/api/hello", hello)],
         host=settings.http_host,
         port=settings.http_port,
         api_keys=settings.api_keys,
@@ -98,3 +90,26 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     service.log.info("http_listens", url=server.url)
     await service.register()
     return Frontend(server, api, generator, receiver, executor)
+
+
+def _routes(settings: FrontendSettings, api: Api, flow: ChatFlow, models: Models) -> list[web.RouteDef]:
+    listed, tokenization = ModelsHandler(models), TokenizationHandler(api)
+    routes = [
+        web.get("/v1/models", listed.list),
+        web.get("/v1/models/{id:.+}", listed.get),
+        web.post("/v1/tokenize", tokenization.tokenize),
+        web.post("/v1/detokenize", tokenization.detokenize),
+    ]
+    if settings.enable_openai_api:
+        chat, completions = ChatHandler(api, flow), CompletionsHandler(api)
+        routes += [
+            web.post("/v1/chat/completions", chat.post),
+            web.post("/v1/completions", completions.post),
+        ]
+    if settings.enable_anthropic_api:
+        messages = MessagesHandler(api, flow)
+        routes += [
+            web.post("/v1/messages", messages.post),
+            web.post("/v1/messages/count_tokens", messages.count_tokens),
+        ]
+    return routes

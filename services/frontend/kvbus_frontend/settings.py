@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from kvbus_frontend.core.aliases import Aliases
 from kvbus_frontend.core.stability import Stability
 from kvbus_runtime.settings import CommonSettings, Flag
 
@@ -30,6 +31,10 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     reasoning_field: Annotated[
         str, Flag("Chat Completions: where thoughts are", choices=("reasoning_content", "reasoning", "both"))
     ] = "reasoning_content"
+
+    model_aliases: Annotated[
+        str, Flag("other names of models: alias=model, separated by commas (*=model: any name)", metavar="PAIRS")
+    ] = ""
 
     max_body_bytes: Annotated[int, Flag("largest request body, unpacked")] = 32 << 20
     max_messages: Annotated[int, Flag("most messages of one request")] = 10_000
@@ -61,6 +66,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        Aliases.parse(self.model_aliases)
         if not 0 <= self.http_port <= 65535:
             raise ValueError("http_port must be 0..65535")
         for name in (

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvbus_frontend.adapters.generation import Spawn
+from kvbus_frontend.core.aliases import Aliases
 from kvbus_frontend.core.catalog import Departed, Offer, offers_of
 from kvbus_frontend.core.choice_text import ChoiceText
 from kvbus_frontend.core.formats import Formats, chosen_format, told_formats
@@ -127,6 +128,7 @@ class Models:
     ) -> None:
         self._directory = directory
         self._store = store
+        self.aliases = Aliases.parse(settings.model_aliases)
         self._limit = settings.max_models
         self._executor = executor
         self._health = health
@@ -147,12 +149,14 @@ class Models:
         self._update()
 
     def get(self, name: str) -> ServedModel | None:
-        offer = self._offers.get(name)
+        """By the model's own name or an alias."""
+        offer = self._offers.get(self.aliases.resolve(name, self._offers))
         text = self._texts.get(offer.card.bundle) if offer is not None else None
         return ServedModel(offer, text) if offer is not None and text is not None else None
 
     def is_expected(self, name: str) -> bool:
         """Whether a model that is not served may be so soon: its bundle is being loaded, or it has just lost its last worker."""
+        name = self.aliases.resolve(name, self._offers)
         return name in self._offers or self._departed.holds(name, asyncio.get_running_loop().time())
 
     def served(self) -> list[ServedModel]:

@@ -22,6 +22,7 @@ class JobTemplate:
         logprobs: int | None,
         deadline_ms: int,
         guidance: Guidance | None = None,
+        retention: tuple[Retention, ...] = (),
     ) -> None:
         self._request = request
         self._sampling = sampling_of(request, defaults, logprobs=logprobs)
@@ -30,6 +31,7 @@ class JobTemplate:
         self._allowed = allowed
         self._deadline_ms = deadline_ms
         self._guidance = guidance
+        self._retention = retention
 
     def job(self, request_id: str, prompt: Prompt, max_tokens: int, *, choice: int) -> Job:
         """``choice``: the number of the choice of this prompt; with a given seed, each draws from a seed of its own."""
@@ -46,9 +48,11 @@ class JobTemplate:
             cache_salt=salt_of(request),
             hints=hints_of(request),
             session=session_of(request),
+            retention=self._retention,
             mock=mock_of(request),
             guidance=self._guidance,
             allowed=self._allowed,
+            pinned=request.nvext.pin if request.nvext is not None else None,
         )
 
 

@@ -11,6 +11,7 @@ from kvbus_frontend.handlers.ids import new_id
 from kvbus_protocols.chat import ChatRequest
 from kvbus_protocols.chat_turns import chat_conversation
 from kvbus_protocols.decoding import RequestDecoder
+from kvbus_protocols.headers import read_headers, with_headers
 
 
 class ChatHandler:
@@ -22,7 +23,7 @@ class ChatHandler:
     async def post(self, http_request: web.Request) -> web.StreamResponse:
         async with self._api.admitted("chat", new_id("chatcmpl")) as ticket:
             body = await self._api.read(http_request)
-            request = self._decoder.decode(body)
+            request = with_headers(self._decoder.decode(body), read_headers(http_request.headers))
             ticket.model = request.model[:MAX_NAME_IN_LOG]
             request.check()
             return await self._flow.answer(

@@ -20,6 +20,8 @@ from kvbus_frontend.handlers.ids import new_id
 from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.errors import InvalidRequest
+from kvbus_protocols.headers import read_headers, with_headers
+from kvbus_protocols.headers import read_headers, with_headers
 from kvbus_wire.packing import unpack_tokens
 
 
@@ -39,7 +41,7 @@ class CompletionsHandler:
     async def post(self, http_request: web.Request) -> web.StreamResponse:
         async with self._api.admitted("completions", new_id("cmpl")) as ticket:
             body = await self._api.read(http_request)
-            request = self._decoder.decode(body)
+            request = with_headers(self._decoder.decode(body), read_headers(http_request.headers))
             ticket.model = request.model[:MAX_NAME_IN_LOG]
             request.check()
             if request.echo and request.logprobs is not None:

@@ -1,11 +1,13 @@
-"""GET /v1/models and GET /v1/models/{id}"""
+"""GET /v1/models and GET /v1/models/{id}, in the dialect of the client"""
 
 from aiohttp import web
 
+from kvbus_frontend.adapters.http_server import speaks_anthropic
 from kvbus_frontend.adapters.models import Models, ServedModel
+from kvbus_frontend.core.pages import page_of
 from kvbus_frontend.handlers.api import json_response
 from kvbus_protocols.errors import model_not_found
-from kvbus_protocols.models import Model, ModelList
+from kvbus_protocols.models import AnthropicModelList, Model, ModelList, anthropic_model
 
 
 class ModelsHandler:
@@ -13,7 +15,21 @@ class ModelsHandler:
         self._models = models
 
     async def list(self, http_request: web.Request) -> web.Response:
-        return json_response(ModelList(data=[_described(model) for model in self._models.served()]))
+        """Anthropic's list comes in pages, OpenAI's in one piece. Aliases come last."""
+        served = {model.name: model for model in self._models.served()}
+        models = [_described(name, model) for name, model in served.items()]
+        models += [_described(alias, served[name]) for alias, name in self._models.aliases.of(served)]
+        if not speaks_anthropic(http_request):
+            return json_response(ModelList(data=models))
+        page = page_of(models, lambda model: model.id, http_request.query)
+        return json_response(
+            AnthropicModelList(
+                data=[anthropic_model(model) for model in page.items],
+                has_more=page.has_more,
+                first_id=page.items[0].id if page.items else None,
+                last_id=page.items[-1].id if page.items else None,
+            )
+        )
 
     async def get(self, http_request: web.Request) -> web.Response:
         """The id may hold slashes."""
@@ -21,9 +37,10 @@ class ModelsHandler:
         model = self._models.get(name)
         if model is None:
             raise model_not_found(name)
-        return json_response(_described(model))
+        described = _described(name, model)
+        return json_response(anthropic_model(described) if speaks_anthropic(http_request) else described)
 
 
-def _described(model: ServedModel) -> Model:
+def _described(name: str, model: ServedModel) -> Model:
     card = model.card
-    return Model(id=card.name, created=card.created_s, root=card.name, max_model_len=card.context_length)
+    return Model(id=name, created=card.created_s, root=card.name, max_model_len=card.context_length)

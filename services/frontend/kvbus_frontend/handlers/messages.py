@@ -1,0 +1,54 @@
+"""POST /v1/messages and /v1/messages/count_tokens, and the greetings of Claude Code"""
+
+import secrets
+
+import msgspec
+from aiohttp import web
+
+from kvbus_frontend.core.messages_output import MessagesOutput
+from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, json_response
+from kvbus_frontend.handlers.chat_flow import ChatFlow
+from kvbus_protocols.conversation import Conversation
+from kvbus_protocols.decoding import RequestDecoder
+from kvbus_protocols.headers import read_headers, with_headers
+from kvbus_protocols.messages import CountTokensRequest, CountTokensResponse, MessagesRequest
+from kvbus_protocols.messages_turns import messages_conversation
+
+
+class MessagesHandler:
+    def __init__(self, api: Api, flow: ChatFlow) -> None:
+        self._api = api
+        self._flow = flow
+        self._messages = RequestDecoder(MessagesRequest)
+        self._count = RequestDecoder(CountTokensRequest)
+
+    async def post(self, http_request: web.Request) -> web.StreamResponse:
+        message_id = f"msg_{secrets.token_hex(12)}"
+        async with self._api.admitted("messages", message_id) as ticket:
+            body = await self._api.read(http_request)
+            request = self._messages.decode(body)
+            ticket.model = request.model[:MAX_NAME_IN_LOG]
+            return await self._flow.answer(
+                http_request,
+                ticket,
+                _conversation(http_request, request),
+                lambda begun: MessagesOutput(message_id, request.model),
+                size_bytes=len(body),
+            )
+
+    async def count_tokens(self, http_request: web.Request) -> web.Response:
+        """Exactly what the prompt would have: rendered and tokenised the same way."""
+        body = await self._api.read(http_request)
+        conversation = _conversation(http_request, self._count.decode(body))
+        return json_response(CountTokensResponse(await self._flow.count(conversation, size_bytes=len(body))))
+
+
+async def hello(_http_request: web.Request) -> web.Response:
+    """Claude Code looks with HEAD whether anybody is there."""
+    return web.json_response({"service": "kvbus"})
+
+
+def _conversation(http_request: web.Request, request: MessagesRequest) -> Conversation:
+    headers = read_headers(http_request.headers)
+    conversation = messages_conversation(with_headers(request, headers))
+    return msgspec.structs.replace(conversation, harness=headers.harness or conversation.harness)
