@@ -79,6 +79,10 @@ class Sink:
             self._space.clear()
         self._framing = True
 
+    def break_line(self) -> None:
+        """Markup was read behind which the open segment goes on in a new line."""
+        self._space = ["\n"]
+
     def open_reasoning(self) -> None:
         if not self.in_reasoning:
             self._space.clear()
