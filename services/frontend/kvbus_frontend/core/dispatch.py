@@ -5,7 +5,7 @@ import msgspec
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_wire.guidance import Guidance
 from kvbus_wire.packing import TOKEN_BYTES, pack_keys
-from kvbus_wire.request import AgentHints, MockOutput, Sampling, SessionRef, Stopping
+from kvbus_wire.request import AgentHints, MockOutput, Retention, Sampling, SessionRef, Stopping
 from kvbus_wire.router import Placement, RouteRequest
 from kvbus_wire.worker import Generate
 
@@ -22,6 +22,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     hints: AgentHints = AgentHints()
     session: SessionRef | None = None
+    retention: tuple[Retention, ...] = ()
     mock: MockOutput | None = None
     guidance: Guidance | None = None
     allowed: tuple[str, ...] = ()
@@ -64,6 +65,7 @@ def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int
         cache_salt=job.cache_salt,
         hints=job.hints,
         session=job.session,
+        retention=job.retention,
         mock=job.mock,
         guidance=job.guidance,
     )

@@ -5,20 +5,10 @@ from collections.abc import Sequence
 import msgspec
 
 from kvbus_parsers import Parser, open_parser
+from kvbus_parsers.choose import choose, reasoning_open
 from kvbus_protocols.conversation import Conversation, TextPart, ToolCallPart, ToolSpec
 from kvbus_tokenizers import ChatTemplate, ModelBundle
 from kvbus_tokenizers.bundle import CONFIG
-
-try:
-    from kvbus_parsers import choose, reasoning_open
-except ImportError:  # TEMPORARY until choose.py is there
-
-    def choose(template_source: str, model_type: str = "", name: str = "") -> "Formats":
-        return Formats()
-
-    def reasoning_open(prompt_tail: str, name: str) -> bool | None:
-        return None
-
 
 TAIL_CHARS = 512
 """How much of the end of a rendered prompt tells whether a thought is open; more than any generation prompt has."""
@@ -33,11 +23,9 @@ class Formats(msgspec.Struct, frozen=True):
 
 def told_formats(template: ChatTemplate | None, bundle: ModelBundle) -> Formats:
     """What a model's files tell."""
-    if template is None:
-        return Formats()
     config = msgspec.json.decode(bundle.files[CONFIG]) if CONFIG in bundle.files else {}
     model_type = config.get("model_type", "") if isinstance(config, dict) else ""
-    choice = choose(template.source, model_type if isinstance(model_type, str) else "")
+    choice = choose(template.source if template is not None else "", model_type if isinstance(model_type, str) else "")
     return Formats(choice.tool, choice.reasoning)
 
 

@@ -8,6 +8,7 @@ from kvbus_frontend.core.sampling import hints_of, mock_of, salt_of, sampling_of
 from kvbus_protocols.generation import GenerationRequest
 from kvbus_tokenizers import GenerationConfig
 from kvbus_wire.guidance import Guidance
+from kvbus_wire.request import Retention
 
 
 class JobTemplate:
