@@ -37,7 +37,7 @@ def chosen_format(configured: str, told: str | None) -> str | None:
 
 
 def parser_for(conversation: Conversation, formats: Formats, prompt_tail: str, mode: str) -> Parser | None:
-    """``prompt_tail``: the end of the rendered prompt, as text. ``mode``: ``calls`` of `kvbus_parsers.open_parser`. None: all is text."""
+    """None: all output is text. ``prompt_tail``: the end of the rendered prompt, as text. ``mode``: ``calls`` of `open_parser`."""
     if mode == "auto" and conversation.tool_choice.mode == "none":
         mode = "drop"
     reads_calls = bool(conversation.tools) or _has_calls(conversation)

@@ -41,8 +41,8 @@ def covered_segments(
     """Per breakpoint, how many leading segments of the rendered prompt hold nothing that comes after it.
 
     Found by the ends of the turns' texts, in their order: cheaper by far than rendering the conversation once per breakpoint. A
-    breakpoint behind the tools covers what the template writes before the first turn. Behind text that the template does not write as
-    it is, a breakpoint covers less than it could.
+    breakpoint behind the tools covers what the template writes before the first turn. Behind text that the template does not write
+    as it is, a breakpoint covers less than it could.
     """
     starts: list[int] = []
     size = 0

@@ -1,7 +1,7 @@
 """A conversation's way from a request of any chat-like API to its answer."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -20,7 +20,6 @@ from kvbus_frontend.core.schemas import SchemaLimits
 from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_protocols.conversation import Conversation
-from kvbus_protocols.headers import read_headers, with_headers
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -60,7 +59,6 @@ class ChatFlow:
         size_bytes: int,
     ) -> web.StreamResponse:
         """``size_bytes``: of the request's body. Raise ApiError before the response has begun."""
-        conversation = with_request_headers(conversation, http_request.headers)
         begun = await self.begin(ticket, conversation, size_bytes=size_bytes)
         stream = conversation.generation.wants_stream
         return await self._api.respond(http_request, ticket, begun.choices, make_output(begun), stream=stream)
@@ -119,16 +117,6 @@ class ChatFlow:
             )
             for i in range(n)
         ]
-
-
-def with_request_headers(conversation: Conversation, given: Mapping[str, str]) -> Conversation:
-    """What headers add: hints, pins, tenant, session, and which program speaks."""
-    headers = read_headers(given)
-    return msgspec.structs.replace(
-        conversation,
-        generation=with_headers(conversation.generation, headers),
-        harness=headers.harness or conversation.harness,
-    )
 
 
 def _choice_stream(conversation: Conversation, model: ServedModel, rendered: Rendered) -> ChoiceStream:

@@ -21,7 +21,6 @@ from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.headers import read_headers, with_headers
-from kvbus_protocols.headers import read_headers, with_headers
 from kvbus_wire.packing import unpack_tokens
 
 
