@@ -48,6 +48,8 @@ class ToolFormat:
     strays: tuple[str, ...] = ()
     leading: Grammar | None = None
     whole: Grammar | None = None
+    reasoning: "ReasoningFormat | None" = None
+    """The reasoning that is part of the format (sections of Cohere), for when no other is chosen."""
 
 
 @dataclass(frozen=True, slots=True)

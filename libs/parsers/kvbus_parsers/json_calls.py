@@ -94,6 +94,7 @@ def call_object(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> 
                 if ended is not JsonEnd.COMPLETE:
                     return (yield from _raw_rest(context, stops))
                 streamed = True
+                recording = source.record()
             else:
                 held = yield from json_text(context)
                 if held is None:
@@ -102,7 +103,7 @@ def call_object(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> 
             name = (yield from json_string(context)) or ""
             if not name:
                 break
-        elif (keys.strict and key not in (*keys.name, *keys.arguments, *keys.ignored)) or (
+        elif (keys.strict and not streamed and key not in (*keys.name, *keys.arguments, *keys.ignored)) or (
             yield from json_text(context)
         ) is None:
             break
@@ -111,6 +112,7 @@ def call_object(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> 
             break
     else:
         if streamed:
+            source.keep(recording)
             sink.end_call()
             return CallEnd.CALLED
         if name and (held is not None or not keys.strict):
@@ -120,6 +122,7 @@ def call_object(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> 
             sink.end_call()
             return CallEnd.CALLED
     if streamed:
+        source.rewind(recording)
         return (yield from _after_arguments(context, stops))
     if source.cut_off:
         source.keep(recording)
@@ -127,6 +130,12 @@ def call_object(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> 
     source.rewind(recording)
     source.unread("{")
     return CallEnd.REJECTED
+
+
+def call_or_array(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> Step[CallEnd]:
+    """Reads one call, or an array of them, whichever stands here."""
+    is_array = (yield from context.source.peek()) == "["
+    return (yield from (call_array if is_array else call_object)(context, keys, stops))
 
 
 def named_call(context: Context, name: str, stops: Markers, call_id: str = "") -> Step[None]:

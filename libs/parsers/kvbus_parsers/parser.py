@@ -112,7 +112,8 @@ def _output(
         yield from whole(context)
         yield from context.source.until(markers(), context.sink.prose)
     else:
-        yield from _prose_and_calls(context, tool or ToolFormat("none"), reasoning or ReasoningFormat("none", (), ()))
+        tool = tool or ToolFormat("none")
+        yield from _prose_and_calls(context, tool, reasoning or tool.reasoning or ReasoningFormat("none", (), ()))
 
 
 def _prose_and_calls(context: Context, tool: ToolFormat, reasoning: ReasoningFormat) -> Step[None]:

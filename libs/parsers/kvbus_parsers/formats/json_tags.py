@@ -1,7 +1,7 @@
 """Formats that write calls as JSON behind a marker: Hermes and its many relatives."""
 
-from kvbus_parsers.grammar import Context, ToolFormat
-from kvbus_parsers.json_calls import CallEnd, CallKeys, broken_rest, call_array, call_object
+from kvbus_parsers.grammar import Context, ReasoningFormat, ToolFormat
+from kvbus_parsers.json_calls import CallEnd, CallKeys, broken_rest, call_array, call_or_array
 from kvbus_parsers.source import Markers, Step, markers
 
 _KEYS = CallKeys()
@@ -14,6 +14,8 @@ def json_tags(
     closers: tuple[str, ...] = (),
     *,
     strays: tuple[str, ...] = (),
+    keys: CallKeys = _KEYS,
+    reasoning: ReasoningFormat | None = None,
     plain_word: bool = False,
     bare: bool = False,
 ) -> ToolFormat:
@@ -40,22 +42,22 @@ def json_tags(
             source.keep(recording)
         else:
             source.keep(recording)
-            yield from _bodies(context, stops)
+            yield from _bodies(context, keys, stops)
         space = yield from source.skip_space()
         if not (yield from source.one_of(closing)):
             source.unread(space)
         sink.marker()
         return True
 
-    return ToolFormat(name, openers, read, strays=closers + strays, leading=_bare_array if bare else None)
+    leading = _bare_array if bare else None
+    return ToolFormat(name, openers, read, strays=closers + strays, leading=leading, reasoning=reasoning)
 
 
-def _bodies(context: Context, stops: Markers) -> Step[None]:
+def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
     """The JSON of one block: an object or an array, or several of them."""
     source = context.source
     while (yield from source.ahead("{[")):
-        is_array = (yield from source.peek()) == "["
-        ended = yield from (call_array if is_array else call_object)(context, _KEYS, stops)
+        ended = yield from call_or_array(context, keys, stops)
         if ended is CallEnd.REJECTED:
             yield from broken_rest(context, stops)
         if ended is not CallEnd.CALLED:

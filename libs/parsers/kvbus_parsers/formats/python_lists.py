@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from kvbus_parsers.grammar import Context, ToolFormat
-from kvbus_parsers.json_calls import NO_STOPS, CallEnd, CallKeys, at_marker, call_array, call_object
+from kvbus_parsers.json_calls import NO_STOPS, CallEnd, CallKeys, at_marker, call_or_array
 from kvbus_parsers.python_calls import NAME, arguments, single_equals
 from kvbus_parsers.source import Markers, Step, markers
 
@@ -117,8 +117,7 @@ def _between(openers: tuple[str, ...], closers: tuple[str, ...]) -> Callable[[Co
 def _json(context: Context, stops: Markers) -> Step[bool]:
     source = context.source
     space = yield from source.skip_space()
-    is_array = (yield from source.peek()) == "["
-    ended = yield from (call_array if is_array else call_object)(context, _KEYS, stops)
+    ended = yield from call_or_array(context, _KEYS, stops)
     if ended is CallEnd.REJECTED:
         source.unread(space)
     return ended is not CallEnd.REJECTED
