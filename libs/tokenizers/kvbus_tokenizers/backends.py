@@ -47,7 +47,9 @@ class FastBackend:
 
         try:
             self._native: Any = Tokenizer.from_json_str(tokenizer_json)
-        except ValueError as error:
+        except BaseException as error:
+            if not _is_theirs(error):
+                raise
             raise TokenizerUnsupported(f"fastokens cannot load the tokenizer: {error}") from error
         # Files may carry the limits of a training run; a prompt is never cut or padded.
         self._native.no_truncation()
@@ -152,8 +154,15 @@ def _typed_failures() -> Iterator[None]:
         yield
     except UnicodeEncodeError:
         raise
-    except Exception as error:  # the bindings raise ValueError and plain Exception
+    except BaseException as error:
+        if not _is_theirs(error):
+            raise
         raise TextNotEncodable(str(error)) from error
+
+
+def _is_theirs(error: BaseException) -> bool:
+    """The bindings raise ValueError, plain Exception, and for a panic something that is no Exception at all."""
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
 def _load_hf(tokenizer_json: str) -> Any:
@@ -161,7 +170,9 @@ def _load_hf(tokenizer_json: str) -> Any:
 
     try:
         native = Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the binding raises plain Exception
+    except BaseException as error:
+        if not _is_theirs(error):
+            raise
         raise TokenizerUnsupported(f"no backend can load the tokenizer: {error}") from error
     native.no_truncation()
     native.no_padding()

@@ -34,8 +34,35 @@ class DecoderStep(msgspec.Struct, frozen=True):
     add_prefix_space: bool | None = None
 
 
+class PipelineStep(msgspec.Struct, frozen=True):
+    """One normalizer or pre-tokenizer; only the fields of the kinds that are understood."""
+
+    type: str
+    normalizers: list["PipelineStep"] = []
+    pretokenizers: list["PipelineStep"] = []
+    pattern: dict[str, str] | str | None = None
+    content: str = ""
+    behavior: str = ""
+    replacement: str = "\u2581"
+
+    @property
+    def steps(self) -> list["PipelineStep"]:
+        """Of a sequence."""
+        return [*self.normalizers, *self.pretokenizers]
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    type: str = ""
+    byte_fallback: bool | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+
+
 class TokenizerSpec(msgspec.Struct, frozen=True):
     added_tokens: list[AddedToken] = []
+    normalizer: PipelineStep | None = None
+    pre_tokenizer: PipelineStep | None = None
+    model: ModelSpec = ModelSpec()
     decoder: DecoderStep | None = None
 
 

@@ -1,6 +1,7 @@
 """Text to token ids and back, for one model."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from hashlib import sha256
 
 from kvbus_tokenizers.backends import load_backend, pack_ids
@@ -8,6 +9,7 @@ from kvbus_tokenizers.bundle import TOKENIZER, TOKENIZER_CONFIG, ModelBundle
 from kvbus_tokenizers.control import ControlTokens, Segment
 from kvbus_tokenizers.detokenizer import Detokenizer
 from kvbus_tokenizers.errors import TokenizerUnsupported
+from kvbus_tokenizers.length_bound import LengthBound, bound_of
 from kvbus_tokenizers.pieces import piece_decoder
 from kvbus_tokenizers.spec import named_tokens, read_spec
 
@@ -21,7 +23,7 @@ class Tokenizer:
 
     def __init__(self, tokenizer_json: bytes, tokenizer_config: bytes | None = None) -> None:
         """Raise TokenizerUnsupported."""
-        spec = read_spec(tokenizer_json)
+        spec = self._spec = read_spec(tokenizer_json)
         self.fingerprint = sha256(tokenizer_json).digest()
         special = {token.id: token.content for token in spec.added_tokens if token.special}
         self._backend = load_backend(tokenizer_json.decode(), special)
@@ -92,6 +94,28 @@ class Tokenizer:
             else:
                 packed.append(next(encoded))
         return packed
+
+    def least_tokens(self, segments: Iterable[Segment], *, enough: int) -> int:
+        """A number of tokens that the segments certainly have, found much faster than by encoding them.
+
+        It is a few times smaller than the real one, 0 for tokenizers that allow no such statement, and no more is looked at when
+        it exceeds ``enough``.
+        """
+        bound, least = self._length_bound, 0.0
+        for segment in segments:
+            if segment.token_id is not None:
+                least += 1
+            elif bound is not None:
+                least += bound.least_tokens(segment.text, enough=enough - least)
+            if least > enough:
+                break
+        return int(least * (1 - 1e-9))  # the sums are inexact
+
+    @cached_property
+    def _length_bound(self) -> LengthBound | None:
+        """Reads the vocabulary (0.2 s for one of 150,000): only for the first prompt that needs it."""
+        words = (self._backend.id_to_token(i) for i in range(self.vocab_size) if i not in self.added_tokens)
+        return bound_of(self._spec, (word for word in words if word is not None), self._pieces)
 
     def _without_special(self, text: str, ids: list[int]) -> list[int]:
         """The ids of plain text, sure to hold no special token: should the backend find one nevertheless, it is taken apart."""
