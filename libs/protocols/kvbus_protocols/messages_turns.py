@@ -188,7 +188,9 @@ def _check_thinking(request: MessagesRequest) -> None:
         raise InvalidRequest(f"{where}: Field required", param=where)
     if thinking.budget_tokens < MIN_THINKING_BUDGET:
         raise InvalidRequest(f"{where}: Input should be greater than or equal to {MIN_THINKING_BUDGET}", param=where)
-    if thinking.budget_tokens >= request.max_tokens and not isinstance(request, CountTokensRequest):
+    # With tools thoughts may come between calls, and the budget is for all of them together.
+    bounded = not request.tools and not isinstance(request, CountTokensRequest)
+    if bounded and thinking.budget_tokens >= request.max_tokens:
         raise InvalidRequest("`max_tokens` must be greater than `thinking.budget_tokens`", param="max_tokens")
 
 

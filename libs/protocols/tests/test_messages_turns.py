@@ -274,6 +274,10 @@ def test_thinking_is_a_wish(thinking: Any, expected: bool | None) -> None:
     assert conversation(thinking=thinking).reasoning is expected
 
 
+def test_with_tools_the_budget_for_thoughts_may_exceed_that_of_one_answer() -> None:
+    assert conversation(thinking={"type": "enabled", "budget_tokens": 31_999}, tools=[TOOL]).reasoning
+
+
 def test_output_config_sets_effort_and_format() -> None:
     schema = {"type": "object"}
     found = conversation(output_config={"effort": "high", "format": {"type": "json_schema", "schema": schema}})
