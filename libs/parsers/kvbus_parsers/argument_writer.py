@@ -67,8 +67,9 @@ class ArgumentWriter:
         text = self._written[self._key] = "".join(self._pieces)
         self._sink.arguments('"' if self._streams else self._value.to_json(text))
 
-    def member(self, key: str, json_text: str) -> None:
-        """An argument whose JSON is known."""
+    def member(self, key: str, json_text: str, written: str = "") -> None:
+        """An argument whose JSON is known. ``written``: the text that the model wrote for it."""
+        self._written[key] = written
         self._lead(key)
         self._sink.arguments(json_text)
 

@@ -57,7 +57,6 @@ REASONING_ALIASES = {
     "hunyuan": "hunyuan_a13b",
     "hy_v3": "qwen3",
     "interns1": "qwen3",
-    "k2_horizon": "basic",
     "ling3": "qwen3",
     "mimo": "qwen3",
     "minimax": "minimax_m2",

@@ -36,12 +36,15 @@ class InvokeTags:
             source.rewind(recording)
             return False
         source.keep(recording)
-        writer = ArgumentWriter(context, name)
+        writer = ArgumentWriter(context, self.tool_name(context, name))
         if tag.self_closing:
             writer.close()
         else:
             yield from self.read_body(context, writer)
         return True
+
+    def tool_name(self, context: Context, written: str) -> str:
+        return written
 
     def read_body(self, context: Context, writer: ArgumentWriter) -> Step[None]:
         source = context.source
