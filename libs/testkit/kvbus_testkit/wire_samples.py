@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from kvbus_wire.errors import ErrorCode, ErrorReply
-from kvbus_wire.frontend import Delta, Ended, Started, StepFrame, TokenLogprob, Usage
+from kvbus_wire.frontend import CancelResponse, Delta, Ended, Started, StepFrame, TokenLogprob, Usage
 from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
 from kvbus_wire.indexer import IndexQuery, IndexReply, Match
 from kvbus_wire.kv_events import Cleared, KvEvents, Removed, Stored
@@ -107,6 +107,7 @@ SAMPLES: tuple[Message, ...] = (
         deltas=(Delta("r1", 3, b"\x01\x00\x00\x00\x02\x00\x00\x00", (TokenLogprob(1, -0.5, ((1, -0.5), (7, -1.5))),)),),
         ended=(Ended(request_id="r2", reason="error", usage=USAGE, stop_token_id=2, error=ERROR),),
     ),
+    CancelResponse(response_id="resp_0"),
     IndexQuery(model="m", keys=KEYS),
     IndexReply(matches=(Match(instance_id="worker-1", tier="g1", depth=2),)),
     KvEvents(

@@ -1,4 +1,4 @@
-"""Messages to a frontend: what one engine step produced, in one message."""
+"""Messages to a frontend: what one engine step produced, in one message; and what other frontends want of it."""
 
 from typing import Annotated
 
@@ -77,3 +77,9 @@ class StepFrame(Message, frozen=True):
     @property
     def is_heartbeat(self) -> bool:
         return not (self.started or self.deltas or self.ended)
+
+
+class CancelResponse(Message, frozen=True):
+    """From another frontend: end a response that runs in the background here. The answer is Done, whether it still ran or not."""
+
+    response_id: str

@@ -54,6 +54,15 @@ class Subjects:
         """StepFrame, published by workers to one frontend."""
         return self._name("frontend", frontend_id, "steps")
 
+    def frontend_control(self, frontend_id: str) -> str:
+        """CancelResponse -> Done."""
+        return self._name("frontend", frontend_id, "control")
+
+    @property
+    def response_events(self) -> str:
+        """Prefix of the subjects (one per response id) with the events of responses that run in the background."""
+        return self._name("responses")
+
     def kv_events(self, model: str, instance_id: str) -> str:
         """KvEvents in JetStream (``*`` for both)."""
         return self._name("kv", model, instance_id)
@@ -80,6 +89,21 @@ class Subjects:
     def models_bucket(self) -> str:
         """Name of the object store that holds tokenizers and chat templates, by content hash."""
         return f"kvbus_models_{self._bucket_suffix}"
+
+    @property
+    def responses_bucket(self) -> str:
+        """Name of the key-value bucket that holds stored responses."""
+        return f"kvbus_responses_{self._bucket_suffix}"
+
+    @property
+    def response_events_stream(self) -> str:
+        """Name of the JetStream stream that holds the events of responses that run in the background."""
+        return f"KVBUS_RESPONSES_{self._bucket_suffix}"
+
+    @property
+    def secrets_bucket(self) -> str:
+        """Name of the key-value bucket that holds keys which all frontends share."""
+        return f"kvbus_secrets_{self._bucket_suffix}"
 
     @property
     def _bucket_suffix(self) -> str:
