@@ -8,6 +8,7 @@ import pytest
 from kvbus_frontend.core.conversation import template_messages, template_tools
 from kvbus_protocols.chat import ChatMessage, Tool
 from kvbus_protocols.chat_turns import chat_tools, chat_turns
+from kvbus_protocols.conversation import CUSTOM_SCHEMA, ToolCallPart, ToolSpec, Turn
 
 
 def shaped(message: dict[str, Any], *, argument_strings: bool = False) -> dict[str, Any]:
@@ -72,3 +73,20 @@ def test_tools_keep_their_schema_in_its_order_and_lose_wishes_to_the_server() ->
     assert shaped_tools is not None
     assert list(shaped_tools[0]["function"]["parameters"]["properties"]) == ["z", "a"]
     assert template_tools([]) is None
+
+
+def test_the_text_of_a_custom_call_travels_as_the_one_argument() -> None:
+    turns = (Turn("assistant", (ToolCallPart("c", "patch", 'say "hi"', custom=True),)),)
+    as_object, as_string = (
+        template_messages(turns, argument_strings=strings)[0]["tool_calls"][0]["function"]["arguments"]
+        for strings in (False, True)
+    )
+    assert as_object == {"input": 'say "hi"'}
+    assert as_string == '{"input":"say \\"hi\\""}'
+
+
+def test_tools_that_the_conversation_itself_shows_are_not_at_the_top() -> None:
+    custom = ToolSpec(name="patch", custom=True)
+    assert template_tools([custom, ToolSpec(name="found", deferred=True)]) == [
+        {"type": "function", "function": {"name": "patch", "parameters": CUSTOM_SCHEMA}}
+    ]

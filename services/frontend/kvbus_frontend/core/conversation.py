@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from kvbus_protocols.conversation import (
+    CUSTOM_INPUT,
     ImagePart,
     Part,
     ReasoningPart,
@@ -29,15 +30,16 @@ def template_messages(turns: Sequence[Turn], *, argument_strings: bool) -> list[
 
 
 def template_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
-    return [{"type": "function", "function": _function(tool)} for tool in tools] or None
+    """Of the top of the prompt, so without those that the conversation itself shows."""
+    return [{"type": "function", "function": _function(tool)} for tool in tools if not tool.deferred] or None
 
 
 def _function(tool: ToolSpec) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
-    if tool.parameters is not None:
-        function["parameters"] = tool.parameters
+    if tool.argument_schema is not None:
+        function["parameters"] = tool.argument_schema
     return function
 
 
@@ -74,6 +76,9 @@ def _text(parts: Sequence[Part]) -> str:
 
 
 def _arguments(call: ToolCallPart, as_string: bool) -> Any:
+    if call.custom:
+        arguments = {CUSTOM_INPUT: call.arguments}
+        return msgspec.json.encode(arguments).decode() if as_string else arguments
     if as_string:
         return call.arguments or {}
     try:

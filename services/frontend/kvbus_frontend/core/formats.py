@@ -56,7 +56,7 @@ def parser_for(conversation: Conversation, formats: Formats, prompt_tail: str, m
 
 
 def schemas(tools: Sequence[ToolSpec]) -> list[dict[str, object]]:
-    return [{"type": "function", "function": {"name": t.name, "parameters": t.parameters or {}}} for t in tools]
+    return [{"type": "function", "function": {"name": t.name, "parameters": t.argument_schema or {}}} for t in tools]
 
 
 def _has_calls(conversation: Conversation) -> bool:
