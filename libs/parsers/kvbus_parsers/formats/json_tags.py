@@ -107,6 +107,7 @@ FORMATS = (
     json_tags("jamba", ("<tool_calls>",), ("</tool_calls>",)),
     json_tags("granite", ("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
     json_tags("granite_20b_fc", ("<function_call>",), ("</function_call>",)),
+    json_tags("gigachat3", ("function call<|role_sep|>", "<|function_call|>"), strays=("<|message_sep|>", "</s>")),
     json_tags("phi4", ("functools",), plain_word=True),
     ToolFormat("internlm2", ("<|action_start|>",), _action, strays=("<|action_end|>",)),
 )
