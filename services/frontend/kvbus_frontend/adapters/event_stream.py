@@ -7,6 +7,11 @@ from typing import Protocol
 from aiohttp import web
 
 
+def id_headers(request_id: str) -> dict[str, str]:
+    """The id of a request where clients of either company look for it."""
+    return {"X-Request-Id": request_id, "Request-Id": request_id}
+
+
 class EventSink(Protocol):
     """Where the events of a stream go. Raise ConnectionError when nobody is there any more."""
 
@@ -29,7 +34,7 @@ class EventStream:
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
-                "X-Request-Id": request_id,
+                **id_headers(request_id),
             }
         )
 

@@ -10,6 +10,7 @@ from kvbus_frontend.core.outputs import ChoiceOutput, Finish
 from kvbus_frontend.core.partial_json import parsed_part
 from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import sse
+from kvbus_protocols.conversation import CacheBreakpoint
 from kvbus_protocols.errors import ApiError, anthropic_body
 from kvbus_protocols.generation import Usage
 from kvbus_protocols.messages import (
@@ -37,8 +38,18 @@ from kvbus_protocols.messages import (
     ToolUseBlock,
 )
 from kvbus_protocols.messages_echo import sign_thought, tool_use_id
+from kvbus_wire.request import Retention
 
 NO_INPUT = msgspec.Raw(b"{}")
+
+
+def kept_tokens(breakpoints: Sequence[CacheBreakpoint], retention: Iterable[Retention]) -> int:
+    """How much of a prompt lies before its last cache breakpoint; ``retention``: what became of the breakpoints."""
+    return (
+        max((kept.end for kept in retention if kept.kind == "pinned" and not kept.start), default=0)
+        if breakpoints
+        else 0
+    )
 
 
 class MessagesOutput:

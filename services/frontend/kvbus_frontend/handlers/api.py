@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from kvbus_frontend.adapters.body import read_body
-from kvbus_frontend.adapters.event_stream import EventSink, EventStream
+from kvbus_frontend.adapters.event_stream import EventSink, EventStream, id_headers
 from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.adapters.request_run import Choice, RequestRun
@@ -21,7 +21,7 @@ from kvbus_frontend.settings import FrontendSettings
 from kvbus_protocols.errors import ApiError, InvalidRequest, model_not_found
 from kvbus_protocols.generation import Usage
 from kvbus_runtime.metrics import Metrics
-from kvbus_tokenizers import TextNotEncodable
+from kvbus_tokenizers import CacheStats, PromptCache, TextNotEncodable
 
 T = TypeVar("T")
 
@@ -51,6 +51,20 @@ class Meters:
         self.duration = metrics.histogram("request_seconds", "from the request to the end of the response", ("api",))
         self.prepare = metrics.histogram("prompt_prepare_seconds", "rendering, tokenizing and hashing a prompt")
         self.tokens = metrics.counter("tokens", "tokens of finished requests", ("kind",))
+        self.cache_steps = metrics.counter("prompt_cache_steps", "steps of prompts looked up", ("outcome",))
+        self.cache_tokens = metrics.counter("prompt_cache_tokens", "tokens of prompts, by where from", ("source",))
+        self.cache_evictions = metrics.counter("prompt_cache_evictions", "entries that had to make room")
+        self.cache_bytes = metrics.gauge("prompt_cache_bytes", "memory of the prompt cache")
+        self._cache = CacheStats()
+
+    def note_cache(self, now: CacheStats) -> None:
+        before, self._cache = self._cache, now
+        self.cache_steps.labels("hit").inc(now.hits - before.hits)
+        self.cache_steps.labels("miss").inc(now.misses - before.misses)
+        self.cache_tokens.labels("cache").inc(now.cached_tokens - before.cached_tokens)
+        self.cache_tokens.labels("tokenizer").inc(now.encoded_tokens - before.encoded_tokens)
+        self.cache_evictions.inc(now.evictions - before.evictions)
+        self.cache_bytes.set(now.size_bytes)
 
 
 class Api:
@@ -66,6 +80,7 @@ class Api:
         self.settings = settings
         self.models = models
         self.meters = Meters(metrics)
+        self.prompt_cache = PromptCache(settings.prompt_cache_bytes)
         self.admission = Admission(settings.max_concurrent_requests)
         self._generator = generator
         self._executor = executor
@@ -162,6 +177,7 @@ class Api:
             ) from failure
         finally:
             self.meters.prepare.observe(time.perf_counter() - started)
+            self.meters.note_cache(self.prompt_cache.stats)
 
     # answering
 
@@ -196,7 +212,7 @@ class Api:
         ticket.stream = stream
         async with self.running(ticket, choices) as run:
             if not stream:
-                return json_response(await self.collect(run, output), headers={"X-Request-Id": ticket.request_id})
+                return json_response(await self.collect(run, output), headers=id_headers(ticket.request_id))
             events = EventStream(
                 http_request, request_id=ticket.request_id, write_timeout_s=self.settings.write_timeout_s
             )

@@ -5,9 +5,9 @@ import secrets
 import msgspec
 from aiohttp import web
 
-from kvbus_frontend.core.messages_output import MessagesOutput
+from kvbus_frontend.core.messages_output import MessagesOutput, kept_tokens
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, json_response
-from kvbus_frontend.handlers.chat_flow import ChatFlow
+from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow
 from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.headers import read_headers, with_headers
@@ -32,7 +32,7 @@ class MessagesHandler:
                 http_request,
                 ticket,
                 _conversation(http_request, request),
-                lambda begun: MessagesOutput(message_id, request.model),
+                lambda begun: _output(message_id, request, begun),
                 size_bytes=len(body),
             )
 
@@ -46,6 +46,11 @@ class MessagesHandler:
 async def hello(_http_request: web.Request) -> web.Response:
     """Claude Code looks with HEAD whether anybody is there."""
     return web.json_response({"service": "kvbus"})
+
+
+def _output(message_id: str, request: MessagesRequest, begun: Begun) -> MessagesOutput:
+    kept = kept_tokens(begun.conversation.breakpoints, begun.choices[0].job.retention)
+    return MessagesOutput(message_id, request.model, kept_tokens=kept)
 
 
 def _conversation(http_request: web.Request, request: MessagesRequest) -> Conversation:
