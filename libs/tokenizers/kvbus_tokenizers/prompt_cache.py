@@ -73,8 +73,10 @@ class PromptCache:
     def stats(self) -> CacheStats:
         return self._stats
 
-    def encode(self, tokenizer: Tokenizer, segments: Iterable[Segment]) -> EncodedPrompt:
-        """The tokens of `Tokenizer.encode_segments`. Raises as that does."""
+    def encode(
+        self, tokenizer: Tokenizer, segments: Iterable[Segment], *, keep_up_to: int | None = None
+    ) -> EncodedPrompt:
+        """The tokens of `Tokenizer.encode_segments`. Raises as that does. ``keep_up_to``: a prompt with more tokens is not kept."""
         names, steps = _chain(tokenizer.fingerprint, segments)
         with self._lock:
             parts = self._known(names, _TOKENS)
@@ -87,7 +89,8 @@ class PromptCache:
             ends.append(end)
         cached_tokens = ends[known - 1] if known else 0
         with self._lock:
-            self._keep(names, _TOKENS, parts)
+            if keep_up_to is None or end <= keep_up_to:
+                self._keep(names, _TOKENS, parts)
             self._count(known, len(names) - known, cached_tokens, end - cached_tokens)
         return EncodedPrompt(b"".join(parts), tuple(ends), tuple(names), cached_tokens)
 

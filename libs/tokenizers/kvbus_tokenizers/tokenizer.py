@@ -61,9 +61,15 @@ class Tokenizer:
         ``add_affixes``: with what the model wants around a whole text (such as BOS).
         Raise ValueError for text with lone surrogates, TextNotEncodable where the backend gives up.
         """
+        return self.encode_segments(self.segments(text, allow_special=allow_special, add_affixes=add_affixes))
+
+    def segments(self, text: str, *, allow_special: bool = False, add_affixes: bool = False) -> list[Segment]:
+        """What `encode` encodes."""
         segments = self.control.split(text) if allow_special else [Segment(text)]
-        ids = self.encode_segments(segments)
-        return [*self._prefix, *ids, *self._suffix] if add_affixes else ids
+        if not add_affixes:
+            return segments
+        before, after = ([Segment("", token_id) for token_id in ids] for ids in (self._prefix, self._suffix))
+        return [*before, *segments, *after]
 
     def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
         """Token ids of segments, as if they were one text. Raises as `encode` does (UnicodeEncodeError is a ValueError)."""

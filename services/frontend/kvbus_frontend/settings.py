@@ -62,6 +62,9 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     )
     write_timeout_s: Annotated[float, Flag("a client that reads nothing this long is cut off")] = 60.0
     tokenizer_threads: Annotated[int, Flag("threads that render and tokenise long prompts")] = 2
+    prompt_cache_bytes: Annotated[
+        int, Flag("memory for tokens and block keys of prompts seen before (0: no cache)")
+    ] = 128 << 20
     inline_prompt_bytes: Annotated[int, Flag("bodies up to this size are prepared on the event loop")] = 50_000
 
     def __post_init__(self) -> None:
@@ -77,7 +80,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
-        for name in ("route_retries", "migration_limit", "inline_prompt_bytes"):
+        for name in ("route_retries", "migration_limit", "inline_prompt_bytes", "prompt_cache_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         Stability.of(self)

@@ -4,7 +4,7 @@ import msgspec
 
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_wire.guidance import Guidance
-from kvbus_wire.packing import TOKEN_BYTES, pack_keys
+from kvbus_wire.packing import TOKEN_BYTES
 from kvbus_wire.request import AgentHints, MockOutput, Retention, Sampling, SessionRef, Stopping
 from kvbus_wire.router import Placement, RouteRequest
 from kvbus_wire.worker import Generate
@@ -34,7 +34,7 @@ def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteR
     return RouteRequest(
         request_id=job.request_id,
         model=job.model,
-        keys=pack_keys(prompt.keys),
+        keys=prompt.keys,
         prompt_tokens=prompt.count,
         max_tokens=job.stopping.max_tokens,
         deadline_ms=job.deadline_ms,
@@ -49,7 +49,7 @@ def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteR
 
 def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int, prefix_blocks: int) -> Generate:
     """``prefix_blocks``: so many leading blocks are named by their key only. The last prompt token always travels as a token."""
-    blocks = max(0, min(prefix_blocks, (prompt.count - 1) // prompt.block_size, len(prompt.keys)))
+    blocks = max(0, min(prefix_blocks, (prompt.count - 1) // prompt.block_size, prompt.blocks))
     prefix_tokens = blocks * prompt.block_size
     return Generate(
         request_id=job.request_id,
@@ -59,7 +59,7 @@ def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int
         sampling=job.sampling,
         stopping=job.stopping,
         deadline_ms=job.deadline_ms,
-        prefix_key=prompt.keys[blocks - 1] if blocks else b"",
+        prefix_key=prompt.prefix_key(blocks),
         prefix_tokens=prefix_tokens,
         resumed=resumed,
         cache_salt=job.cache_salt,

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from kvbus_frontend.core.conversation import template_messages, template_tools
+from kvbus_frontend.core.prompt import encoded_prompt, given_prompt
 from kvbus_frontend.core.template_limits import TemplateLimits, fitted
 from kvbus_protocols.completions import CompletionRequest
 from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.generation import GenerationRequest
-from kvbus_tokenizers import ChatTemplate, Segment, TemplateFailed, Tokenizer
+from kvbus_tokenizers import ChatTemplate, EncodedPrompt, PromptCache, Segment, TemplateFailed, Tokenizer
 
 
 def render_conversation(
@@ -37,21 +38,28 @@ def render_conversation(
         ) from failure
 
 
-def completion_tokens(
-    request: CompletionRequest, prompt: str | Sequence[int], tokenizer: Tokenizer, *, index: int
-) -> list[int]:
+def completion_prompt(
+    request: CompletionRequest,
+    prompt: str | Sequence[int],
+    tokenizer: Tokenizer,
+    cache: PromptCache,
+    *,
+    index: int,
+    context_length: int,
+) -> EncodedPrompt:
     """A text prompt is written for the model itself, so control tokens count in it. Raise ApiError."""
     given = given_tokens(request, tokenizer)
     if given is not None:
-        return given
+        return given_prompt(given)
     if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt, allow_special=True, add_affixes=request.add_special_tokens is not False)
+        segments = tokenizer.segments(prompt, allow_special=True, add_affixes=request.add_special_tokens is not False)
+        encoded = encoded_prompt(segments, tokenizer, cache, context_length=context_length, param="prompt")
     else:
-        tokens = list(prompt)
-        check_token_ids(tokens, tokenizer.vocab_size, "prompt")
-    if not tokens:
+        check_token_ids(prompt, tokenizer.vocab_size, "prompt")
+        encoded = given_prompt(prompt)
+    if not encoded.count:
         raise InvalidRequest("The prompt is empty.", param=f"prompt[{index}]" if index else "prompt")
-    return tokens
+    return encoded
 
 
 def given_tokens(request: GenerationRequest, tokenizer: Tokenizer) -> list[int] | None:

@@ -13,13 +13,14 @@ from kvbus_frontend.core.formats import TAIL_CHARS, parser_for, prompt_reasoning
 from kvbus_frontend.core.guidance import CHAT_FIELDS, FIELDS, FieldNames, Guided, guidance_of
 from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.outputs import Output
-from kvbus_frontend.core.prompt import Prompt, prompt_of
+from kvbus_frontend.core.prompt import Prompt, encoded_prompt, given_prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, render_conversation
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.core.schemas import SchemaLimits
 from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_protocols.conversation import Conversation
+from kvbus_tokenizers import EncodedPrompt, PromptCache
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -71,8 +72,8 @@ class ChatFlow:
         model = self._api.model(request.model)
         check_vocabulary(request, model.text.tokenizer.vocab_size)
         conversation = self._stability.stabilised(conversation)
-        fields, limits = FIELDS.get(ticket.api, CHAT_FIELDS), self._schema_limits
-        rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model, fields, limits))
+        fields, limits, cache = FIELDS.get(ticket.api, CHAT_FIELDS), self._schema_limits, self._api.prompt_cache
+        rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model, cache, fields, limits))
         return Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
 
     async def count(self, conversation: Conversation, *, size_bytes: int) -> int:
@@ -80,7 +81,8 @@ class ChatFlow:
         self._check(conversation)
         model = self._api.model(conversation.generation.model)
         conversation = self._stability.stabilised(conversation)
-        return len(await self._api.prepare(size_bytes, lambda: _tokens(conversation, model)[0]))
+        encoded, _ = await self._api.prepare(size_bytes, lambda: _encoded(conversation, model, self._api.prompt_cache))
+        return encoded.count
 
     def _check(self, conversation: Conversation) -> None:
         settings = self._api.settings
@@ -127,9 +129,11 @@ def _choice_stream(conversation: Conversation, model: ServedModel, rendered: Ren
     return ChoiceStream(text, parser, max_calls=1 if one_call else None)
 
 
-def _render(conversation: Conversation, model: ServedModel, fields: FieldNames, limits: SchemaLimits) -> Rendered:
+def _render(
+    conversation: Conversation, model: ServedModel, cache: PromptCache, fields: FieldNames, limits: SchemaLimits
+) -> Rendered:
     """The prompt, and how many tokens may follow: checked before the work of hashing a prompt that is too long."""
-    tokens, tail = _tokens(conversation, model)
+    encoded, tail = _encoded(conversation, model, cache)
     guided = guidance_of(
         conversation,
         tool=model.formats.tool,
@@ -142,17 +146,19 @@ def _render(conversation: Conversation, model: ServedModel, fields: FieldNames, 
     max_tokens = token_budget(
         request.token_limit,
         model.text.generation.max_new_tokens,
-        prompt_tokens=len(tokens),
+        prompt_tokens=encoded.count,
         context_length=model.card.context_length,
         param="messages",
     )
-    return Rendered(prompt_of(tokens, model.card, salt=salt_of(request)), max_tokens, tail, guided)
+    return Rendered(prompt_of(encoded, cache, model.card, salt=salt_of(request)), max_tokens, tail, guided)
 
 
-def _tokens(conversation: Conversation, model: ServedModel) -> tuple[list[int], str]:
+def _encoded(conversation: Conversation, model: ServedModel, cache: PromptCache) -> tuple[EncodedPrompt, str]:
+    """The prompt's tokens, and the end of its text."""
     given = given_tokens(conversation.generation, model.text.tokenizer)
     if given is not None:
-        return given, ""
+        return given_prompt(given), ""
     segments = render_conversation(conversation, model.text.template, model.text.limits)
     tail = "".join(segment.text[-TAIL_CHARS:] for segment in segments[-TAIL_CHARS:])[-TAIL_CHARS:]
-    return model.text.tokenizer.encode_segments(segments), tail
+    tokenizer, context_length = model.text.tokenizer, model.card.context_length
+    return encoded_prompt(segments, tokenizer, cache, context_length=context_length, param="messages"), tail

@@ -13,7 +13,7 @@ from kvbus_frontend.core.choice_stream import ChoiceStream
 from kvbus_frontend.core.completion_output import CompletionOutput
 from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.prompt import Prompt, prompt_of
-from kvbus_frontend.core.requests import check_count, check_vocabulary, completion_tokens
+from kvbus_frontend.core.requests import check_count, check_vocabulary, completion_prompt
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_frontend.handlers.ids import new_id
@@ -21,6 +21,7 @@ from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.headers import read_headers, with_headers
+from kvbus_tokenizers import PromptCache
 from kvbus_wire.packing import unpack_tokens
 
 
@@ -49,7 +50,9 @@ class CompletionsHandler:
             check_count(len(prompts) * (request.n or 1), self._api.settings.max_choices, "choices", "n")
             model = self._api.model(request.model)
             check_vocabulary(request, model.text.tokenizer.vocab_size)
-            prepared = await self._api.prepare(len(body), lambda: _prepare(request, prompts, model))
+            prepared = await self._api.prepare(
+                len(body), lambda: _prepare(request, prompts, model, self._api.prompt_cache)
+            )
             choices, echoes = self._choices(request, model, prepared, ticket)
             envelope = Envelope(
                 id=ticket.request_id,
@@ -90,19 +93,21 @@ class CompletionsHandler:
         return choices, echoes
 
 
-def _prepare(request: CompletionRequest, prompts: Sequence[str | Sequence[int]], model: ServedModel) -> list[_Prepared]:
-    tokenizer = model.text.tokenizer
+def _prepare(
+    request: CompletionRequest, prompts: Sequence[str | Sequence[int]], model: ServedModel, cache: PromptCache
+) -> list[_Prepared]:
+    tokenizer, context_length = model.text.tokenizer, model.card.context_length
     prepared = []
     for index, text in enumerate(prompts):
-        tokens = completion_tokens(request, text, tokenizer, index=index)
+        encoded = completion_prompt(request, text, tokenizer, cache, index=index, context_length=context_length)
         max_tokens = token_budget(
             request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS,
             None,
-            prompt_tokens=len(tokens),
-            context_length=model.card.context_length,
+            prompt_tokens=encoded.count,
+            context_length=context_length,
             param="prompt",
         )
-        prompt = prompt_of(tokens, model.card, salt=salt_of(request))
+        prompt = prompt_of(encoded, cache, model.card, salt=salt_of(request))
         echo = (
             (text if isinstance(text, str) else tokenizer.decode(unpack_tokens(prompt.tokens)))
             if request.echo
