@@ -2,8 +2,8 @@
 
     {path:<|"|>a.txt<|"|>,depth:2,nested:{deep:[1,true,<|"|>x<|"|>]}}
 
-Strings stand between delimiters and have no escapes; everything else is bare (models leave out the delimiters of short words too). What is no grammar goes out as it was written, which
-leaves the arguments no JSON. No recursion: nesting has no limit.
+Strings stand between delimiters and have no escapes; everything else is bare. Models leave out the delimiters of short words too.
+What is no grammar goes out as it was written, which leaves the arguments no JSON. No recursion: nesting has no limit.
 """
 
 from kvbus_parsers.json_text import escape, number, quote

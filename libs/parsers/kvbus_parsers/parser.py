@@ -139,10 +139,9 @@ def _prose_and_calls(context: Context, tool: ToolFormat, reasoning: ReasoningFor
             sink.open_reasoning()
             if reasoning.label:
                 yield from _label(context, reasoning)
-        elif marker in reasoning.closers:
-            if sink.in_reasoning:
-                at_start = True
-                sink.close_reasoning()
+        elif marker in reasoning.closers and sink.in_reasoning:
+            at_start = True
+            sink.close_reasoning()
         elif tool.read and marker in tool.openers:
             if not (yield from tool.read(context, marker)):
                 sink.prose(marker)
