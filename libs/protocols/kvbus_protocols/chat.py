@@ -294,17 +294,22 @@ class ChatDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDispatch(msgspec.Struct, frozen=True):
-    """Data of ``event: tool_call_dispatch``: a call that is complete while its choice goes on. The shape is Dynamo's."""
+    """Data of ``event: tool_call_dispatch``: a call that is complete while its choice goes on. The shape is Dynamo's.
+
+    ``choices``: empty, for clients that take every event for a chunk, whatever its name.
+    """
 
     choice_index: int
     tool_call: AnswerCall
+    choices: list[str] | UnsetType = UNSET
 
 
 class ReasoningDispatch(msgspec.Struct, frozen=True):
-    """Data of ``event: reasoning_dispatch``: a reasoning segment that is complete. The shape is Dynamo's."""
+    """Data of ``event: reasoning_dispatch``: a reasoning segment that is complete. The shape is Dynamo's; ``choices``: as above."""
 
     index: int
     reasoning_content: str
+    choices: list[str] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ class ChatStyle(msgspec.Struct, frozen=True, kw_only=True):
     """How this API is spoken. ``reasoning_content``, ``reasoning``: the fields that thoughts go to.
 
     ``dispatch_tools``, ``dispatch_reasoning``: extra events the moment a call or a thought is complete.
+    ``events_are_chunks``: the client takes every event for a chunk, whatever its name.
     ``named_choice``: the request named one tool; OpenAI reports such a call with the finish reason stop.
     """
 
@@ -54,6 +55,7 @@ class ChatStyle(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool = False
     dispatch_tools: bool = False
     dispatch_reasoning: bool = False
+    events_are_chunks: bool = False
     named_choice: bool = False
 
 
@@ -126,14 +128,15 @@ class ChatOutput:
     def _dispatches(self, index: int, event: Event) -> Iterator[bytes]:
         """Ahead of the standard chunks: what is complete can be acted upon now."""
         style = self._style
+        choices: list[str] | UnsetType = [] if style.events_are_chunks else UNSET
         if style.dispatch_tools and isinstance(event, CallEnded):
             call = _whole_call(event.id, event.name, event.arguments, index=event.index)
-            yield sse.event(ToolCallDispatch(index, call), "tool_call_dispatch")
+            yield sse.event(ToolCallDispatch(index, call, choices), "tool_call_dispatch")
         if style.dispatch_reasoning and isinstance(event, Reasoning):
             self._thoughts.setdefault(index, []).append(event.text)
         if style.dispatch_reasoning and isinstance(event, ReasoningEnded):
             thought = "".join(self._thoughts.pop(index, ()))
-            yield sse.event(ReasoningDispatch(index, thought), "reasoning_dispatch")
+            yield sse.event(ReasoningDispatch(index, thought, choices), "reasoning_dispatch")
 
     def _delta(self, event: Event) -> ChatDelta | None:
         match event:

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions"""
 
 import time
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -12,6 +13,9 @@ from kvbus_protocols.chat import ChatRequest
 from kvbus_protocols.chat_turns import chat_conversation
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.headers import read_headers, with_headers
+
+OFFICIAL_SDK = "x-stainless-lang"
+"""A header of OpenAI's own SDKs. They take every event of a stream for a chunk and stumble over one without choices."""
 
 
 class ChatHandler:
@@ -30,11 +34,11 @@ class ChatHandler:
                 http_request,
                 ticket,
                 chat_conversation(request),
-                lambda begun: self._output(request, begun, ticket),
+                lambda begun: self._output(request, begun, ticket, http_request.headers),
                 size_bytes=len(body),
             )
 
-    def _output(self, request: ChatRequest, begun: Begun, ticket: Ticket) -> ChatOutput:
+    def _output(self, request: ChatRequest, begun: Begun, ticket: Ticket, headers: Mapping[str, str]) -> ChatOutput:
         settings = self._api.settings
         envelope = Envelope(
             id=ticket.request_id,
@@ -50,6 +54,7 @@ class ChatHandler:
             reasoning=settings.reasoning_field != "reasoning_content",
             dispatch_tools=settings.enable_streaming_tool_dispatch,
             dispatch_reasoning=settings.enable_streaming_reasoning_dispatch,
+            events_are_chunks=OFFICIAL_SDK in headers,
             named_choice=begun.conversation.tool_choice.named,
         )
         return ChatOutput(envelope, style)
