@@ -121,6 +121,22 @@ async def test_the_template_sees_the_conversation_in_its_own_terms(cluster: Any)
     assert shown["messages"][1]["reasoning_content"] == "why"
 
 
+async def test_breakpoints_are_kept_and_what_they_write_is_counted(cluster: Any) -> None:
+    await cluster.start()
+    kept = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    system = [{"type": "text", "text": "You are an agent.", **kept}]
+    cluster.worker.play = says("x", cached=8)
+    _, found = await cluster.post("/v1/messages", body(system=system))
+    (retention,) = cluster.worker.requests[0].retention
+    assert (retention.start, retention.ttl_s, retention.kind) == (0, 3600.0, "pinned")
+    covered = bytes(t for t in unpack_tokens(cluster.worker.requests[0].tokens)[: retention.end] if t < 256).decode()
+    assert covered.endswith("You are an agent.")
+    usage, prompt_tokens = found["usage"], len(cluster.worker.requests[0].tokens) // 4
+    assert usage["cache_creation_input_tokens"] == retention.end - 8
+    assert usage["cache_read_input_tokens"] == 8
+    assert sum(usage[kind] for kind in usage if kind.endswith("input_tokens")) == prompt_tokens
+
+
 async def test_a_billing_line_that_changes_does_not_change_the_prompt(cluster: Any) -> None:
     await cluster.start()
     for mark in ("0865d", "bfdf1"):

@@ -42,6 +42,10 @@ def test_a_conversation_without_turns_has_nothing_to_keep() -> None:
     assert covered_segments(SEGMENTS, (), [CacheBreakpoint(-1)]) == [0]
 
 
+def test_a_breakpoint_in_a_turn_that_has_gone_covers_what_is_left() -> None:
+    assert covered_segments(SEGMENTS, TURNS[:2], [CacheBreakpoint(2)]) == [6]
+
+
 def test_ranges_and_breakpoints_become_directives() -> None:
     asked = Asked(start_token=16, end_token=32, priority=3, ttl_s=9.0, kind="ephemeral")
     request = GenerationRequest(model="m", kvbus=KvbusExt(retention=[asked, Asked(priority=1)]))

@@ -51,7 +51,8 @@ def covered_segments(
         size += len(segment.text)
     whole = "".join(segment.text for segment in segments)
     ends = _turn_ends(whole, turns)
-    return [_segments_before(starts, size, ends[point.turn + 1] if turns else 0) for point in breakpoints]
+    last = len(ends) - 1  # a turn may have gone since
+    return [_segments_before(starts, size, ends[min(point.turn + 1, last)]) for point in breakpoints]
 
 
 def _turn_ends(whole: str, turns: Sequence[Turn]) -> list[int]:

@@ -1,7 +1,7 @@
 """A conversation's way from a request of any chat-like API to its answer."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from aiohttp import web
@@ -15,21 +15,24 @@ from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.outputs import Output
 from kvbus_frontend.core.prompt import Prompt, encoded_prompt, given_prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, render_conversation
+from kvbus_frontend.core.retention import covered_segments, retention_of
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.core.schemas import SchemaLimits
 from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_protocols.conversation import Conversation
-from kvbus_tokenizers import EncodedPrompt, PromptCache
+from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment
+from kvbus_wire.request import Retention
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """``tail``: the end of the prompt as text."""
+    """``tail``: the end of the prompt as text; ``retention``: how long parts of the prompt are worth keeping."""
 
     prompt: Prompt
     max_tokens: int
     tail: str
     guided: Guided
+    retention: tuple[Retention, ...]
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -103,6 +106,7 @@ class ChatFlow:
             logprobs=request.logprob_count,
             deadline_ms=int((time.time() + self._api.settings.request_timeout_s) * 1000),
             guidance=rendered.guided.guidance,
+            retention=rendered.retention,
         )
         n = request.n or 1
         return [
@@ -133,7 +137,8 @@ def _render(
     conversation: Conversation, model: ServedModel, cache: PromptCache, fields: FieldNames, limits: SchemaLimits
 ) -> Rendered:
     """The prompt, and how many tokens may follow: checked before the work of hashing a prompt that is too long."""
-    encoded, tail = _encoded(conversation, model, cache)
+    encoded, segments = _encoded(conversation, model, cache)
+    tail = "".join(segment.text[-TAIL_CHARS:] for segment in segments[-TAIL_CHARS:])[-TAIL_CHARS:]
     guided = guidance_of(
         conversation,
         tool=model.formats.tool,
@@ -150,15 +155,33 @@ def _render(
         context_length=model.card.context_length,
         param="messages",
     )
-    return Rendered(prompt_of(encoded, cache, model.card, salt=salt_of(request)), max_tokens, tail, guided)
+    ends = _breakpoint_ends(conversation, segments, model, cache)
+    return Rendered(
+        prompt_of(encoded, cache, model.card, salt=salt_of(request)),
+        max_tokens,
+        tail,
+        guided,
+        retention_of(request, conversation.breakpoints, ends),
+    )
 
 
-def _encoded(conversation: Conversation, model: ServedModel, cache: PromptCache) -> tuple[EncodedPrompt, str]:
-    """The prompt's tokens, and the end of its text."""
+def _breakpoint_ends(
+    conversation: Conversation, segments: Sequence[Segment], model: ServedModel, cache: PromptCache
+) -> list[int]:
+    """Per breakpoint the number of prompt tokens before it. The cache has just met these beginnings, so none is tokenized again."""
+    if not (segments and conversation.breakpoints):
+        return [0] * len(conversation.breakpoints)
+    covered = covered_segments(segments, conversation.turns, conversation.breakpoints)
+    return [cache.encode(model.text.tokenizer, segments[:count]).count if count else 0 for count in covered]
+
+
+def _encoded(
+    conversation: Conversation, model: ServedModel, cache: PromptCache
+) -> tuple[EncodedPrompt, Sequence[Segment]]:
+    """The prompt as tokens and as text; no text when the client has made the tokens itself."""
     given = given_tokens(conversation.generation, model.text.tokenizer)
     if given is not None:
-        return given_prompt(given), ""
+        return given_prompt(given), ()
     segments = render_conversation(conversation, model.text.template, model.text.limits)
-    tail = "".join(segment.text[-TAIL_CHARS:] for segment in segments[-TAIL_CHARS:])[-TAIL_CHARS:]
     tokenizer, context_length = model.text.tokenizer, model.card.context_length
-    return encoded_prompt(segments, tokenizer, cache, context_length=context_length, param="messages"), tail
+    return encoded_prompt(segments, tokenizer, cache, context_length=context_length, param="messages"), segments
