@@ -1,5 +1,6 @@
 """Sampling, budgets, dispatch, migration state, catalog, admission."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,14 +13,14 @@ from kvbus_frontend.core.catalog import Offer, offers_of
 from kvbus_frontend.core.dispatch import Job, generate_message, known_blocks, route_request
 from kvbus_frontend.core.failures import api_error
 from kvbus_frontend.core.jobs import JobTemplate
-from kvbus_frontend.core.prompt import prompt_of
+from kvbus_frontend.core.prompt import Prompt, given_prompt, prompt_of
 from kvbus_frontend.core.sampling import sampling_of, stopping_of, token_budget
 from kvbus_protocols import ApiError, InvalidRequest
 from kvbus_protocols.chat import ChatRequest
-from kvbus_tokenizers import GenerationConfig
+from kvbus_tokenizers import GenerationConfig, PromptCache
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta
-from kvbus_wire.packing import pack_tokens, unpack_keys, unpack_tokens
+from kvbus_wire.packing import pack_keys, pack_tokens, unpack_keys, unpack_tokens
 from kvbus_wire.records import InstanceRecord, ModelCard, WorkerRecord
 from kvbus_wire.request import Sampling, Stopping
 from kvbus_wire.router import Placement
@@ -31,11 +32,15 @@ def chat(**fields: Any) -> ChatRequest:
     return msgspec.convert({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}, ChatRequest)
 
 
+def prompt_with(token_ids: Sequence[int], *, salt: str = "") -> Prompt:
+    return prompt_of(given_prompt(token_ids), PromptCache(0), CARD, salt=salt)
+
+
 def job(tokens: int = 10, **fields: Any) -> Job:
     values: dict[str, Any] = {
         "request_id": "r",
         "model": "m",
-        "prompt": prompt_of(range(tokens), CARD),
+        "prompt": prompt_with(range(tokens)),
         "sampling": Sampling(),
         "stopping": Stopping(max_tokens=50),
         "deadline_ms": 1,
@@ -96,7 +101,7 @@ def test_each_choice_has_a_seed_of_its_own() -> None:
     template = JobTemplate(
         chat(seed=5), GenerationConfig(), model="m", end_token_ids=(), allowed=(), logprobs=None, deadline_ms=1
     )
-    seeds = [template.job("r", prompt_of([1], CARD), 5, choice=i).sampling.seed for i in range(8)]
+    seeds = [template.job("r", prompt_with([1]), 5, choice=i).sampling.seed for i in range(8)]
     assert seeds[0] == 5
     assert len(set(seeds)) == 8
     assert all(seed is not None and -(2**63) <= seed < 2**63 for seed in seeds)
@@ -106,16 +111,16 @@ def test_each_choice_has_a_seed_of_its_own() -> None:
 
 
 def test_keys_are_those_of_the_cache_domain() -> None:
-    prompt = prompt_of(range(10), CARD, salt="s")
+    prompt = prompt_with(range(10), salt="s")
     domain = CacheDomain(model_fingerprint="f", block_size=4, kv_layout="l", salt="s").key()
-    assert list(prompt.keys) == chain_keys(domain, pack_tokens(range(10)), 4)
+    assert prompt.keys == pack_keys(chain_keys(domain, pack_tokens(range(10)), 4))
     assert prompt.count == 10
 
 
 @pytest.mark.parametrize("cut", range(13))
 def test_an_extended_prompt_equals_a_new_one(cut: int) -> None:
     tokens = list(range(12))
-    assert prompt_of(tokens[:cut], CARD).extended(tokens[cut:]) == prompt_of(tokens, CARD)
+    assert prompt_with(tokens[:cut]).extended(tokens[cut:]) == prompt_with(tokens)
 
 
 @pytest.mark.parametrize(("cached", "prefix"), [(0, 0), (3, 0), (4, 4), (8, 8), (10, 8), (100, 8)])
@@ -124,7 +129,7 @@ def test_the_suffix_is_what_the_worker_is_not_known_to_hold(cached: int, prefix:
     blocks = known_blocks(placement(cached), work.prompt)
     message = generate_message(work, work.prompt, "f", resumed=0, prefix_blocks=blocks)
     assert message.prefix_tokens == prefix
-    assert message.prefix_key == (work.prompt.keys[prefix // 4 - 1] if prefix else b"")
+    assert message.prefix_key == (unpack_keys(work.prompt.keys)[prefix // 4 - 1] if prefix else b"")
     assert unpack_tokens(message.tokens) == list(range(prefix, 10))
 
 
@@ -137,7 +142,7 @@ def test_the_last_prompt_token_always_travels() -> None:
 def test_the_router_sees_keys_and_counts_only() -> None:
     work = job(10, pinned="w")
     message = route_request(work, work.prompt, ())
-    assert (unpack_keys(message.keys), message.prompt_tokens, message.pinned) == (list(work.prompt.keys), 10, "w")
+    assert (message.keys, message.prompt_tokens, message.pinned) == (work.prompt.keys, 10, "w")
     assert route_request(work, work.prompt, ("w",)).pinned is None
 
 

@@ -62,8 +62,8 @@ def prompt_of(encoded: EncodedPrompt, cache: PromptCache, card: ModelCard, *, sa
     domain_key, size = _domain_key(card, salt), card.block_size
     known = cache.attached(encoded, domain_key)
     keys = b"".join(known)
+    keys += _more_keys(encoded.tokens, keys, domain_key, size)
     if len(known) < len(encoded.ends):
-        keys += _more_keys(encoded.tokens, keys, domain_key, size)
         ends = [end // size * KEY_BYTES for end in encoded.ends]
         cache.attach(encoded, domain_key, [keys[start:end] for start, end in zip([0, *ends], ends, strict=False)])
     return Prompt(encoded.tokens, keys, domain_key, size)
