@@ -80,7 +80,12 @@ def test_required_calls_are_written_in_the_models_own_form() -> None:
     assert json.loads(weather.schema) == CITY
     assert clock.param == "tools[1].function.parameters"
     assert (found.separator, found.parallel) == ("\n", True)
-    assert guided(tools=(WEATHER,), tool_choice=REQUIRED).calls == "auto"
+
+
+def test_an_engine_that_writes_bare_json_instead_is_understood() -> None:
+    assert guided(tools=(WEATHER,), tool_choice=REQUIRED).calls == "guided_array"
+    assert guided(tools=(WEATHER,), tool_choice=NAMED).calls == "guided_arguments:get_weather"
+    assert guided("llama3_json", tools=(WEATHER,), tool_choice=NAMED).calls == "auto", "JSON is the model's own form"
 
 
 def test_required_calls_of_an_unknown_form_are_a_bare_array() -> None:
@@ -147,7 +152,7 @@ def test_definitions_travel_with_an_elements_schema() -> None:
 def test_a_name_that_would_break_markup_is_a_bare_array() -> None:
     tool = ToolSpec(name="f>", parameters=CITY)
     assert guided("qwen3_coder", tools=(tool,), tool_choice=REQUIRED).calls == "guided_array"
-    assert guided("hermes", tools=(tool,), tool_choice=REQUIRED).calls == "auto"
+    assert section("hermes", tools=(tool,), tool_choice=REQUIRED).begin == ""
 
 
 def test_tools_that_are_not_strict_leave_auto_alone() -> None:

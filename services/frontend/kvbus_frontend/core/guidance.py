@@ -21,6 +21,7 @@ from kvbus_protocols.errors import InvalidRequest
 from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
 
 MAX_GRAMMAR_CHARS = 64 << 10
+BARE_CALLS = "guided_array"
 ANY_OBJECT = '{"type":"object"}'
 
 
@@ -126,7 +127,11 @@ def _answer(
     if tools and required:
         section = _section(tools, form, limits, parallel=parallel)
         if section is not None:
-            return Guided(Guidance(form="none", section=section))
+            # An engine that cannot follow the model's own form may write bare JSON; where that form is JSON, it is the model's.
+            is_json = (section.begin + section.calls[0].begin).startswith("{")
+            return Guided(
+                Guidance(form="none", section=section), "auto" if is_json else _bare_mode(conversation, tools)
+            )
         return _bare_calls(conversation, tools, limits)
     text = _text_form(conversation, fields, limits)
     if text is not None:
@@ -167,18 +172,26 @@ def _text_or_calls(
     if schema is not None and "array" in types_of(schema, schema):
         return Guided(text)
     section = _section(tools, BARE_ARRAY, limits, parallel=parallel, enforce_all=False)
-    return Guided(msgspec.structs.replace(text, section=section), "guided_array")
+    return Guided(msgspec.structs.replace(text, section=section), BARE_CALLS)
 
 
 def _bare_calls(conversation: Conversation, tools: Sequence[_Tool], limits: SchemaLimits) -> Guided:
     """Calls without the model's own markup."""
-    if conversation.tool_choice.named and len(tools) == 1:
+    mode = _bare_mode(conversation, tools)
+    if mode != BARE_CALLS:
         tool = tools[0]
         schema = check_schema(_argument_schema(tool), limits, param=tool.param)
         guidance = Guidance(form="json_schema", text=schema, strict=tool.spec.strict, param=tool.param)
-        return Guided(guidance, f"guided_arguments:{tool.spec.name}")
+        return Guided(guidance, mode)
     section = _section(tools, BARE_ARRAY, limits, parallel=conversation.parallel_tool_calls)
-    return Guided(Guidance(form="none", section=section), "guided_array")
+    return Guided(Guidance(form="none", section=section), mode)
+
+
+def _bare_mode(conversation: Conversation, tools: Sequence[_Tool]) -> str:
+    """How bare JSON is read: as the arguments of the one tool that was named, or as an array of calls."""
+    if conversation.tool_choice.named and len(tools) == 1:
+        return f"guided_arguments:{tools[0].spec.name}"
+    return BARE_CALLS
 
 
 def _section(
