@@ -50,6 +50,8 @@ def messages_conversation(request: MessagesRequest) -> Conversation:
     turns.add_system(request.system)
     for i, message in enumerate(request.messages):
         turns.add(message, f"messages.{i}", last=i == len(request.messages) - 1)
+    if not turns.count:
+        raise InvalidRequest("messages: at least one message with content is required", param="messages")
     for tool in request.tools or ():
         turns.mark(-1, tool.cache_control)
     turns.mark(turns.count - 1, request.cache_control)

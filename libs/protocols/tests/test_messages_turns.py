@@ -401,6 +401,7 @@ def test_a_request_that_makes_no_sense_is_refused_in_words_that_name_the_field(f
         (said("user", ""), "messages.0: all messages must have non-empty content"),
         ({"role": "user", "content": []}, "messages.0: all messages must have non-empty content"),
         (said("user", text("")), "messages.0: all messages must have non-empty content"),
+        (said("assistant", ""), "messages: at least one message with content is required"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "robot", "content": "x"}, "messages[0].role"),
         (said("user", {"type": "hologram"}), "messages[0].content[0].type"),
