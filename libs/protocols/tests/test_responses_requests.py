@@ -22,7 +22,6 @@ def decoded(**fields: Any) -> ResponsesRequest:
         {"input": "", "max_output_tokens": 1},
         {"input": None, "previous_response_id": "resp_1"},
         {"input": [], "previous_response_id": "resp_1"},
-        {"input": [], "generate": False},
         {"store": None, "metadata": None, "include": None, "tools": None, "text": None, "reasoning": None},
         {"include": ["reasoning.encrypted_content", "something.new"], "store": False},
         {"include": ["message.output_text.logprobs"], "top_logprobs": 3},

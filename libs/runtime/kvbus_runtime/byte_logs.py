@@ -81,6 +81,15 @@ class ByteLogs:
             self._made = False
             raise
 
+    async def delete(self, name: str) -> None:
+        """Harmless when there is no such log. Raise RequestFailed."""
+        try:
+            if not self._made:
+                await self._ensure()
+            await jetstream.call(self._bus, f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}.{name}"})
+        except JetStreamRefused as refused:
+            raise RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True) from refused
+
     async def follow(self, name: str, *, idle_s: float) -> AsyncGenerator[LogPiece | None, None]:
         """All pieces from the first on, through outages; None whenever nothing has come for ``idle_s``. Ends behind the last one.
 

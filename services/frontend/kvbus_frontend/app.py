@@ -8,12 +8,18 @@ from aiohttp import web
 from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.http_server import HttpServer
 from kvbus_frontend.adapters.models import Models
+from kvbus_frontend.adapters.response_store import ResponseStore, cluster_sealer
 from kvbus_frontend.handlers.api import Api
 from kvbus_frontend.handlers.chat import ChatHandler
 from kvbus_frontend.handlers.chat_flow import ChatFlow
 from kvbus_frontend.handlers.completions import CompletionsHandler
 from kvbus_frontend.handlers.messages import MessagesHandler, hello
 from kvbus_frontend.handlers.models import ModelsHandler
+from kvbus_frontend.handlers.responses import ResponsesHandler
+from kvbus_frontend.handlers.responses_background import BackgroundResponses
+from kvbus_frontend.handlers.responses_compaction import CompactionHandler
+from kvbus_frontend.handlers.responses_flow import ResponsesFlow
+from kvbus_frontend.handlers.responses_socket import SocketHandler
 from kvbus_frontend.handlers.tokenization import TokenizationHandler
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_runtime.objects import ObjectStore
@@ -28,9 +34,16 @@ class Frontend:
     """``url``: of the HTTP API."""
 
     def __init__(
-        self, server: HttpServer, api: Api, generator: Generator, receiver: StepReceiver, executor: ThreadPoolExecutor
+        self,
+        server: HttpServer,
+        sockets: SocketHandler,
+        api: Api,
+        generator: Generator,
+        receiver: StepReceiver,
+        executor: ThreadPoolExecutor,
     ) -> None:
         self._server = server
+        self._sockets = sockets
         self._api = api
         self._generator = generator
         self._receiver = receiver
@@ -51,6 +64,7 @@ class Frontend:
             raise
 
     async def close(self) -> None:
+        await self._sockets.close()
         await self._server.stop()
         await self._generator.settle()
         await self._receiver.close()
@@ -76,8 +90,15 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     )
     api = Api(settings, models, generator, executor, service.metrics, service.log)
     flow = ChatFlow(api)
+    responses = await _responses_flow(service, settings, api, flow)
+    background = BackgroundResponses(api, responses, service)
+    await background.start()
+    sockets = SocketHandler(api, responses, service.metrics, service.log)
+    routes = _routes(settings, api, flow, models)
+    if settings.enable_openai_api:
+        routes += _responses_routes(api, responses, background, sockets)
     server = HttpServer(
-        _routes(settings, api, flow, models),
+        routes,
         [*service.health.routes(), web.get("/", hello), web.get("/api/hello", hello)],
         host=settings.http_host,
         port=settings.http_port,
@@ -89,7 +110,28 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     await server.start()
     service.log.info("http_listens", url=server.url)
     await service.register()
-    return Frontend(server, api, generator, receiver, executor)
+    return Frontend(server, sockets, api, generator, receiver, executor)
+
+
+async def _responses_flow(service: Service, settings: FrontendSettings, api: Api, flow: ChatFlow) -> ResponsesFlow:
+    store = ResponseStore(service.bus, settings, service.metrics, service.log)
+    return ResponsesFlow(api, flow, store, await cluster_sealer(service.bus, settings.response_seal_key))
+
+
+def _responses_routes(
+    api: Api, flow: ResponsesFlow, background: BackgroundResponses, sockets: SocketHandler
+) -> list[web.RouteDef]:
+    responses, compaction = ResponsesHandler(api, flow, background), CompactionHandler(api, flow)
+    return [
+        web.post("/v1/responses", responses.post),
+        web.get("/v1/responses", sockets.get),
+        web.post("/v1/responses/compact", compaction.post),
+        web.post("/v1/responses/input_tokens", responses.input_tokens),
+        web.get("/v1/responses/{id}", responses.get),
+        web.delete("/v1/responses/{id}", responses.delete),
+        web.post("/v1/responses/{id}/cancel", responses.cancel),
+        web.get("/v1/responses/{id}/input_items", responses.input_items),
+    ]
 
 
 def _routes(settings: FrontendSettings, api: Api, flow: ChatFlow, models: Models) -> list[web.RouteDef]:

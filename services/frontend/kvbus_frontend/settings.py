@@ -46,6 +46,31 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     max_models: Annotated[int, Flag("most models loaded at a time")] = 64
     absent_model_s: Annotated[float, Flag("a model that has lost its last worker gets 503 this long, then 404")] = 600.0
 
+    response_ttl_s: Annotated[float, Flag("how long stored responses are kept")] = 7 * 86_400.0
+    response_store_bytes: Annotated[
+        int, Flag("size of the store of responses (reserved on the bus; oldest go first)")
+    ] = 1 << 30
+    response_store_entries: Annotated[int, Flag("most stored responses; one in parts counts once per 512 KiB")] = (
+        100_000
+    )
+    max_stored_response_bytes: Annotated[int, Flag("a larger response (packed, with its history) is not stored")] = (
+        16 << 20
+    )
+    response_events_bytes: Annotated[int, Flag("size of the events of background responses (reserved on the bus)")] = (
+        256 << 20
+    )
+    response_events_ttl_s: Annotated[float, Flag("how long background responses can be streamed again")] = 3600.0
+    response_seal_key: Annotated[
+        str,
+        Flag(
+            "signs what clients carry (thoughts, summaries); empty: one that all frontends share on the bus",
+            secret=True,
+        ),
+    ] = ""
+    max_websockets: Annotated[int, Flag("most open WebSocket connections")] = 256
+    max_websocket_frames: Annotated[int, Flag("frames of one connection that may wait for their turn")] = 4
+    websocket_lifetime_s: Annotated[float, Flag("a WebSocket connection is closed after this time")] = 3600.0
+
     request_timeout_s: Annotated[float, Flag("longest time for one request as a whole")] = 1800.0
     body_timeout_s: Annotated[float, Flag("longest wait for the next piece of a request body")] = 30.0
     body_total_timeout_s: Annotated[float, Flag("longest time for a request body as a whole")] = 300.0
@@ -75,6 +100,8 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
         for name in (
             "max_body_bytes", "max_messages", "max_tools", "max_choices", "max_concurrent_requests", "max_models",
             "request_timeout_s", "body_timeout_s", "route_timeout_s", "generate_timeout_s", "heartbeat_timeout_s", "retry_pause_s",
+            "response_ttl_s", "response_store_bytes", "response_store_entries", "max_stored_response_bytes",
+            "response_events_bytes", "response_events_ttl_s", "max_websockets", "max_websocket_frames", "websocket_lifetime_s",
             "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads", "absent_model_s", "body_total_timeout_s",
             "max_schema_bytes", "max_schema_depth",
         ):  # fmt: skip

@@ -48,6 +48,17 @@ async def test_a_log_is_followed_while_it_is_written(bus: Bus) -> None:
             await anext(pieces)
 
 
+async def test_a_deleted_log_begins_again(bus: Bus) -> None:
+    writer = logs(bus)
+    await writer.delete("a")
+    await writer.append("a", b"old", last=True)
+    await writer.append("b", b"other", last=True)
+    await writer.delete("a")
+    await writer.append("a", b"new", last=True)
+    assert await everything(logs(bus), "a") == b"new"
+    assert await everything(logs(bus), "b") == b"other"
+
+
 async def test_a_large_piece_comes_whole(bus: Bus) -> None:
     data = b"x" * (2 * PART_BYTES + 1)
     await logs(bus).append("a", data, last=True)

@@ -3,7 +3,7 @@
 ``sequence_number`` counts all events of one response from 0 on. ``output_index`` is the place of an item in the response's output.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -120,4 +120,4 @@ class SocketError(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["error"] = "error"
     status: int
     error: SocketErrorDetail
-    headers: dict[str, Any] = {}
+    headers: dict[str, str] = {}

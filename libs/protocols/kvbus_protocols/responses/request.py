@@ -59,19 +59,19 @@ class ConversationRequest(GenerationRequest, frozen=True, kw_only=True):
             return [{"type": "message", "role": "user", "content": self.input}]
         return self.input or []
 
-    def check_input(self, *, may_be_empty: bool = False) -> None:
+    def check_input(self) -> None:
         if self.input is None and self.previous_response_id is None:
             raise InvalidRequest(
                 "One of 'input' or 'previous_response_id' must be provided.",
                 param="input",
                 code="missing_required_parameter",
             )
-        if isinstance(self.input, list) and not self.input and self.previous_response_id is None and not may_be_empty:
+        if isinstance(self.input, list) and not self.input and self.previous_response_id is None:
             raise InvalidRequest("Invalid 'input': empty array.", param="input", code="empty_array")
 
 
 class ResponsesRequest(ConversationRequest, frozen=True, kw_only=True):
-    """``generate`` false: only warm up for what follows, in a WebSocket. Unknown fields are ignored."""
+    """``generate`` false: compute the prompt and nothing more, as a beginning of what follows. Unknown fields are ignored."""
 
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
@@ -126,7 +126,7 @@ class ResponsesRequest(ConversationRequest, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise InvalidRequest for what the types alone cannot say. Items are checked when they are turned into turns."""
         self.check_generation()
-        self.check_input(may_be_empty=self.generate is False)
+        self.check_input()
         if self.n not in (None, 1):
             raise InvalidRequest("'n' is not supported: a response has one output.", param="n", code="unsupported")
         self._check_unsupported()

@@ -191,6 +191,11 @@ class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]

@@ -22,6 +22,7 @@ from kvbus_protocols import generation, sse
 from kvbus_protocols.errors import ApiError
 from kvbus_protocols.responses.events import ResponseEvent
 from kvbus_protocols.responses.response import (
+    ENDED,
     IncompleteDetails,
     ItemStatus,
     Logprob,
@@ -59,7 +60,12 @@ class ResponsesOutput:
         self._cut = False
         self._logprobs: list[Logprob] = []
         self.response = blank
-        """As it is now; final once `closing`, `failure`, `cancelled` or `body` was called."""
+        """As it is now; final once `is_ended`."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the terminal event has been made."""
+        return self.response.status in ENDED
 
     # the stream
 
@@ -88,6 +94,15 @@ class ResponsesOutput:
         self._end("incomplete" if self._cut else "completed", usage)
         yield self._event("response.incomplete" if self._cut else "response.completed", self.response)
         yield sse.DONE
+
+    def warmed(self, usage: generation.Usage) -> list[bytes]:
+        """The last events of a response that has only computed its prompt."""
+        prompt_only = generation.Usage.of(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=0,
+            cached_tokens=usage.prompt_tokens_details.cached_tokens,
+        )
+        return list(self.closing(prompt_only))
 
     def failure(self, error: ApiError) -> Iterator[bytes]:
         self._stop("failed", ResponseError(failure_code(error), error.message))
