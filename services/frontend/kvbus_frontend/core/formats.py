@@ -13,6 +13,9 @@ from kvbus_tokenizers.bundle import CONFIG
 TAIL_CHARS = 512
 """How much of the end of a rendered prompt tells whether a thought is open; more than any generation prompt has."""
 
+_TURN_BEGINS = "<|assistant|>"
+"""Looks like the marker of a turn in any template, which tells text that begins a turn from text within one."""
+
 
 class Formats(msgspec.Struct, frozen=True):
     """Names of parsers; None: the model writes nothing of the kind."""
@@ -70,6 +73,6 @@ def prompt_reasoning(conversation: Conversation, name: str | None, prompt_tail: 
     if conversation.continue_final:
         # The prompt ends inside the assistant's turn, whose text is the client's: only its own last marker counts.
         parts = conversation.turns[-1].parts if conversation.turns else ()
-        prompt_tail = "".join(part.text for part in parts if isinstance(part, TextPart))
-        return reasoning_open(prompt_tail, name) or False
+        begun = "".join(part.text for part in parts if isinstance(part, TextPart))
+        return reasoning_open(f"{_TURN_BEGINS}{begun}", name) or False
     return reasoning_open(prompt_tail, name)
