@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import anthropic
 import pytest
 
 from kvbus_testkit.timing import eventually_sync
@@ -37,6 +38,24 @@ def test_the_second_turn_reuses_every_full_block_of_the_first(system: KvbusUp) -
     first_prompt = first["usage"]["prompt_tokens"]
     assert first_prompt >= 32
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first_prompt // 16 * 16
+
+
+def test_the_official_anthropic_client_is_answered_and_its_second_turn_reads_the_cache(system: KvbusUp) -> None:
+    mock = {"kvbus": {"mock": {"output": "Twice a day ☃, " * 8}}}
+    asked: anthropic.types.MessageParam = {"role": "user", "content": "Messages: " + LONG_QUESTION}
+    with anthropic.Anthropic(base_url=system.url, api_key="any", max_retries=0) as client:
+        counted = client.messages.count_tokens(model=system.model, messages=[asked])
+        first = client.messages.create(model=system.model, max_tokens=200, messages=[asked], extra_body=mock)
+        answered: anthropic.types.MessageParam = {"role": "assistant", "content": first.content}
+        more: anthropic.types.MessageParam = {"role": "user", "content": "Shorter, please."}
+        with client.messages.stream(
+            model=system.model, max_tokens=200, messages=[asked, answered, more], extra_body=mock
+        ) as stream:
+            second = stream.get_final_message()
+    texts = [block.text for block in (*first.content, *second.content) if block.type == "text"]
+    assert texts == ["Twice a day ☃, " * 8] * 2
+    assert counted.input_tokens == first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0)
+    assert (second.usage.cache_read_input_tokens or 0) >= counted.input_tokens // 16 * 16
 
 
 def test_the_event_stream_shows_the_blocks_that_a_request_stored(system: KvbusUp) -> None:
