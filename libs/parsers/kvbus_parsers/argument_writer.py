@@ -67,8 +67,13 @@ class ArgumentWriter:
         text = self._written[self._key] = "".join(self._pieces)
         self._sink.arguments('"' if self._streams else self._value.to_json(text))
 
+    def abandon(self) -> None:
+        """The output ends inside the open value: what was held of it goes out as it is."""
+        if not self._streams:
+            self._sink.arguments("".join(self._pieces))
+
     def member(self, key: str, json_text: str, written: str = "") -> None:
-        """An argument whose JSON is known. ``written``: the text that the model wrote for it."""
+        """An argument that goes out as given. ``written``: the text that the model wrote for it."""
         self._written[key] = written
         self._lead(key)
         self._sink.arguments(json_text)

@@ -66,7 +66,9 @@ def argument(
     """Reads a value into the argument ``key``. Returns the marker that ended it, ``None`` if the output did."""
     writer.begin(key, schema, framed=framed)
     stop = yield from value(context, writer.text, ends)
-    if stop is not None:
+    if stop is None:
+        writer.abandon()
+    else:
         writer.end()
     return stop
 

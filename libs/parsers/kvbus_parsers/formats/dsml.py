@@ -55,9 +55,10 @@ class _DsmlTags(InvokeTags):
             return (yield from markup.argument(context, writer, key, self.ends, schema=Schema()))
         parts: list[str] = []
         stop = yield from markup.value(context, parts.append, self.ends)
-        if stop is None:
-            return None
         text = "".join(parts)
+        if stop is None:
+            writer.member(key, text)
+            return None
         if may_wrap and _wraps(text, writer.schema):
             yield from context.source.skip_space()
             if (yield from at_marker(context, markers(*self.closes))):

@@ -3,7 +3,7 @@
     ]<]minimax[>[<tool_call>⏎]<]minimax[>[<invoke name="NAME">⏎]<]minimax[>[<KEY>VALUE]<]minimax[>[</KEY>⏎
     ]<]minimax[>[</invoke>⏎]<]minimax[>[</tool_call>
 
-Members of an object are elements named after their keys, those of an array are called ``item``. Whether there is an array the tool's
+Members of an object are elements named after their keys, those of an array are called ``item``. Where there is an array the tool's
 schema says; elsewhere a repeated name makes a list. Text beside elements becomes the member ``$text``.
 """
 
@@ -82,7 +82,9 @@ def _argument(context: Context, writer: ArgumentWriter, key: str) -> Step[None]:
         value = yield from _value(context, key, schema, 1)
         written = source.recorded(recording)
         source.keep(recording)
-        if value is not None:
+        if value is None:
+            writer.member(key, written)
+        else:
             writer.member(key, value, written.rpartition(_NAMESPACE)[0] if written.endswith(f"</{key}>") else written)
         return
     source.rewind(recording)
@@ -92,6 +94,7 @@ def _argument(context: Context, writer: ArgumentWriter, key: str) -> Step[None]:
             writer.end()
             return
         writer.text(_NAMESPACE)
+    writer.abandon()
 
 
 def _at_element(source: Source) -> Step[bool]:
