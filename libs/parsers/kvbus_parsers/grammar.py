@@ -11,7 +11,7 @@ over `Context.source` and says what it finds to `Context.sink`. To write one:
 - Inside a call nothing is rejected any more: what is not grammar there goes out as raw arguments.
 - A body that turns out broken before its call began is prose, without the markers: `sink.prose`, which also fits inside reasoning.
 - Where the input ends early: `source.cut_off` says that the output was cut (drop what is unfinished); else what was read is text.
-- Markers in `ToolFormat.strays` (close tags without an opener) are swallowed wherever they stand in text.
+- Markers in `ToolFormat.strays` (close tags without an opener) and ``framing`` are swallowed wherever they stand in text.
 - `ToolFormat.leading` reads calls without an opener at the start of the content; False means that nothing was read.
 - `ToolFormat.whole` (harmony) replaces the outer grammar altogether; it opens and closes reasoning itself.
 """
@@ -50,6 +50,8 @@ class ToolFormat:
     whole: Grammar | None = None
     reasoning: "ReasoningFormat | None" = None
     """The reasoning that is part of the format (sections of Cohere), for when no other is chosen."""
+    framing: tuple[str, ...] = ()
+    """Markers around the answer, dropped from text with the white space that touches them."""
 
 
 @dataclass(frozen=True, slots=True)

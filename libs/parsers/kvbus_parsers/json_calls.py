@@ -121,12 +121,12 @@ def call_object(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> 
             sink.arguments(decoded_arguments(held))
             sink.end_call()
             return CallEnd.CALLED
-    if streamed:
-        source.rewind(recording)
-        return (yield from _after_arguments(context, stops))
     if source.cut_off:
         source.keep(recording)
         return CallEnd.CUT
+    if streamed:
+        source.rewind(recording)
+        return (yield from _after_arguments(context, stops))
     source.rewind(recording)
     source.unread("{")
     return CallEnd.REJECTED

@@ -120,7 +120,8 @@ def _prose_and_calls(context: Context, tool: ToolFormat, reasoning: ReasoningFor
     """Text and reasoning, in turns, and calls in between."""
     source, sink = context.source, context.sink
     blocks = () if reasoning.phrases else reasoning.openers + reasoning.closers
-    in_text = markers(*blocks, *reasoning.framing, *tool.openers, *tool.strays)
+    framing = reasoning.framing + tool.framing
+    in_text = markers(*blocks, *framing, *tool.openers, *tool.strays)
     in_reasoning = markers(*blocks, *reasoning.closers, *(tool.openers if reasoning.ends_on_tool_opener else ()))
     if reasoning.prefix:
         sink.prose(reasoning.prefix)
@@ -143,9 +144,11 @@ def _prose_and_calls(context: Context, tool: ToolFormat, reasoning: ReasoningFor
             at_start = True
             sink.close_reasoning()
         elif tool.read and marker in tool.openers:
-            if not (yield from tool.read(context, marker)):
+            if (yield from tool.read(context, marker)):
+                sink.marker()
+            else:
                 sink.prose(marker)
-        elif marker in reasoning.framing:
+        elif marker in framing:
             sink.marker()
 
 

@@ -104,8 +104,10 @@ class Sink:
         """A call begins, and ends open reasoning. ``call_id``: the model's own, replaced if it is used already."""
         self.close_reasoning()
         self.marker()
-        while not call_id or call_id in self._ids:
+        if not call_id or call_id in self._ids:
             call_id = self._new_id()
+        while call_id in self._ids:
+            call_id += str(len(self._ids))
         self._ids.add(call_id)
         self._call = CallStarted(self._index, call_id, name)
         self._arguments = []

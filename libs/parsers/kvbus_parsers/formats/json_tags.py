@@ -14,6 +14,7 @@ def json_tags(
     closers: tuple[str, ...] = (),
     *,
     strays: tuple[str, ...] = (),
+    framing: tuple[str, ...] = (),
     keys: CallKeys = _KEYS,
     reasoning: ReasoningFormat | None = None,
     plain_word: bool = False,
@@ -50,7 +51,7 @@ def json_tags(
         return True
 
     leading = _bare_array if bare else None
-    return ToolFormat(name, openers, read, strays=closers + strays, leading=leading, reasoning=reasoning)
+    return ToolFormat(name, openers, read, closers + strays, leading=leading, reasoning=reasoning, framing=framing)
 
 
 def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
@@ -101,7 +102,7 @@ def _action(context: Context, opener: str) -> Step[bool]:
 FORMATS = (
     json_tags("hermes", ("<tool_call>",), ("</tool_call>",)),
     json_tags("longcat", ("<longcat_tool_call>",), ("</longcat_tool_call>",)),
-    json_tags("ernie45", ("<tool_call>",), ("</tool_call>",), strays=("<response>", "</response>")),
+    json_tags("ernie45", ("<tool_call>",), ("</tool_call>",), framing=("<response>", "</response>")),
     json_tags("nemotron_deci", ("<TOOLCALL>",), ("</TOOLCALL>",), bare=True),
     json_tags("default", ("<TOOLCALL>", "<|python_tag|>"), ("</TOOLCALL>",), bare=True),
     json_tags("jamba", ("<tool_calls>",), ("</tool_calls>",)),
