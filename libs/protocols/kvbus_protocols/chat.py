@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from kvbus_protocols.conversation import Grammar
 from kvbus_protocols.errors import InvalidRequest
+from kvbus_protocols.extensions import NvExtAnswer
 from kvbus_protocols.generation import GenerationRequest, OptionalUsage, Usage
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -281,6 +282,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = None
+    nvext: NvExtAnswer | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -330,3 +332,4 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: OptionalUsage = UNSET
     system_fingerprint: str | None = None
+    nvext: NvExtAnswer | UnsetType = UNSET

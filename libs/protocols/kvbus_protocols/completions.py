@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kvbus_protocols.errors import InvalidRequest
-from kvbus_protocols.extensions import UInt32
+from kvbus_protocols.extensions import NvExtAnswer, UInt32
 from kvbus_protocols.generation import GenerationRequest, OptionalUsage
 
 DEFAULT_MAX_TOKENS = 16
@@ -79,3 +79,4 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: OptionalUsage = UNSET
     system_fingerprint: str | None = None
+    nvext: NvExtAnswer | UnsetType = UNSET

@@ -121,6 +121,42 @@ class KvbusExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefetch: Prefetch | None = None
 
 
+class ServedBy(msgspec.Struct, frozen=True):
+    """The instances that served a request; one and the same where prefill and decode are not apart."""
+
+    prefill_worker_id: str
+    decode_worker_id: str
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """``ttft_ms``: from the request to its first token. ``kv_hit_rate``: cached share of the prompt."""
+
+    request_received_ms: float
+    ttft_ms: float | None
+    total_time_ms: float
+    kv_hit_rate: float
+
+
+class NvExtAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``nvext`` of a response: what ``extra_fields`` asked for."""
+
+    worker_id: ServedBy | None = None
+    timing: Timing | None = None
+    completion_token_ids: list[int] | None = None
+
+
+ANNOTATIONS = ("request_id", "formatted_prompt", "token_ids", "llm_metrics")
+"""Known annotations: events of these names beside the chunks of a stream. Others are ignored, as are unknown extra fields."""
+
+
+class LlmMetrics(msgspec.Struct, frozen=True):
+    """Data of ``event: llm_metrics``."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
 def check_nvext(nvext: NvExt | None, choices: int) -> None:
     """Raise InvalidRequest for what the types alone cannot say."""
     if nvext is None:

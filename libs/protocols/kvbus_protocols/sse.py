@@ -8,7 +8,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _encoder = msgspec.json.Encoder()
 
 
-def event(data: msgspec.Struct, name: str | None = None) -> bytes:
+def event(data: msgspec.Struct | str | list[int], name: str | None = None) -> bytes:
     """One event with its blank line, to be sent in one write: some readers reset at every read. ``name``: its ``event:`` line."""
     line = b"data: " + _encoder.encode(data) + b"\n\n"
     return line if name is None else b"event: " + name.encode() + b"\n" + line

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kvbus_frontend.core.choice_text import TokenText, token_text
+from kvbus_frontend.core.nvext_report import NvExtReport
 from kvbus_frontend.core.outputs import ChoiceOutput, Finish
 from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import sse
@@ -25,6 +26,7 @@ from kvbus_protocols.chat import (
     WrittenCall,
 )
 from kvbus_protocols.errors import ApiError
+from kvbus_protocols.extensions import NvExtAnswer
 from kvbus_protocols.generation import Usage
 
 LOWEST_LOGPROB = -9999.0
@@ -32,7 +34,7 @@ LOWEST_LOGPROB = -9999.0
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What all chunks of one response share. ``logprobs``: the request asked for them."""
+    """What all chunks of one response share. ``logprobs``: asked for; ``report``: what else is asked for."""
 
     id: str
     created: int
@@ -41,6 +43,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     token_bytes: Callable[[int], bytes]
     logprobs: bool = False
     stream_usage: bool = False
+    report: NvExtReport | None = None
 
 
 class ChatStyle(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +86,8 @@ class ChatOutput:
         self._thoughts: dict[int, list[str]] = {}
 
     def opening(self, usage: Usage) -> Iterator[bytes]:
-        yield from ()
+        if self._envelope.report is not None:
+            yield from self._envelope.report.opening()
 
     def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[bytes]:
         for output in outputs:
@@ -104,6 +108,11 @@ class ChatOutput:
                 yield self._chunk(index, ChatDelta(), finish=output.finish)
 
     def closing(self, usage: Usage) -> Iterator[bytes]:
+        report = self._envelope.report
+        if report is not None:
+            yield from report.closing(usage)
+            if (answer := report.answer(usage)) is not None:
+                yield sse.event(self._wrap([], None if self._envelope.stream_usage else UNSET, answer))
         if self._envelope.stream_usage:
             yield sse.event(self._wrap([], usage))
         yield sse.DONE
@@ -123,6 +132,7 @@ class ChatOutput:
             choices=[self._choice(output) for output in outputs],
             usage=usage,
             system_fingerprint=envelope.fingerprint,
+            nvext=(envelope.report.answer(usage) if envelope.report is not None else None) or UNSET,
         )
 
     def _dispatches(self, index: int, event: Event) -> Iterator[bytes]:
@@ -187,7 +197,12 @@ class ChatOutput:
         )
         return sse.event(self._wrap([choice], None if self._envelope.stream_usage else UNSET))
 
-    def _wrap(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
+    def _wrap(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: Usage | UnsetType | None,
+        nvext: NvExtAnswer | UnsetType = UNSET,
+    ) -> ChatChunk:
         envelope = self._envelope
         return ChatChunk(
             id=envelope.id,
@@ -196,6 +211,7 @@ class ChatOutput:
             choices=choices,
             usage=usage,
             system_fingerprint=envelope.fingerprint,
+            nvext=nvext,
         )
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> ChoiceLogprobs | None:

@@ -27,6 +27,7 @@ class ChoiceStream:
         self._parser = parser
         self._calls_left = max_calls
         self.reasoning_tokens = 0
+        self.token_ids: list[int] = []
 
     @property
     def output_tokens(self) -> int:
@@ -58,7 +59,9 @@ class ChoiceStream:
         return Said(events, piece.tokens, finish) if end is None else Said(events[:end], piece.tokens, Finish("stop"))
 
     def _take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Said:
+        before = self._text.output_tokens
         piece = self._text.push(tokens, logprobs)
+        self.token_ids += tokens[: self._text.output_tokens - before]
         events = self._feed(piece.text)
         end = self._last_call(events)
         if end is not None:

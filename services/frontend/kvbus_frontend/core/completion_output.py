@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kvbus_frontend.core.chat_output import LOWEST_LOGPROB, Envelope, stop_reason_of
 from kvbus_frontend.core.choice_text import TokenText, token_text
@@ -11,6 +11,7 @@ from kvbus_parsers import Text
 from kvbus_protocols import sse
 from kvbus_protocols.completions import Completion, CompletionChoice, CompletionLogprobs
 from kvbus_protocols.errors import ApiError
+from kvbus_protocols.extensions import NvExtAnswer
 from kvbus_protocols.generation import OptionalUsage, Usage
 
 
@@ -23,13 +24,19 @@ class CompletionOutput:
         self._offsets = {index: len(text) for index, text in self._echoes.items()}
 
     def opening(self, usage: Usage) -> Iterator[bytes]:
-        yield from ()
+        if self._envelope.report is not None:
+            yield from self._envelope.report.opening()
 
     def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[bytes]:
         for output in outputs:
             yield sse.event(self._wrap([self._choice(output)], None if self._envelope.stream_usage else UNSET))
 
     def closing(self, usage: Usage) -> Iterator[bytes]:
+        report = self._envelope.report
+        if report is not None:
+            yield from report.closing(usage)
+            if (answer := report.answer(usage)) is not None:
+                yield sse.event(self._wrap([], None if self._envelope.stream_usage else UNSET, answer))
         if self._envelope.stream_usage:
             yield sse.event(self._wrap([], usage))
         yield sse.DONE
@@ -41,7 +48,9 @@ class CompletionOutput:
         return sse.KEEP_ALIVE
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> Completion:
-        return self._wrap([self._choice(output) for output in outputs], usage)
+        report = self._envelope.report
+        answer = report.answer(usage) if report is not None else None
+        return self._wrap([self._choice(output) for output in outputs], usage, answer or UNSET)
 
     def _choice(self, output: ChoiceOutput) -> CompletionChoice:
         finish = output.finish
@@ -53,7 +62,9 @@ class CompletionOutput:
             stop_reason=stop_reason_of(finish) if finish is not None else UNSET,
         )
 
-    def _wrap(self, choices: list[CompletionChoice], usage: OptionalUsage) -> Completion:
+    def _wrap(
+        self, choices: list[CompletionChoice], usage: OptionalUsage, nvext: NvExtAnswer | UnsetType = UNSET
+    ) -> Completion:
         envelope = self._envelope
         return Completion(
             id=envelope.id,
@@ -62,6 +73,7 @@ class CompletionOutput:
             choices=choices,
             usage=usage,
             system_fingerprint=envelope.fingerprint,
+            nvext=nvext,
         )
 
     def _logprobs(self, output: ChoiceOutput) -> CompletionLogprobs:

@@ -9,6 +9,7 @@ from kvbus_frontend.core.chat_output import ChatOutput, ChatStyle, Envelope
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow
 from kvbus_frontend.handlers.ids import new_id
+from kvbus_frontend.handlers.nvext import report_for
 from kvbus_protocols.chat import ChatRequest
 from kvbus_protocols.chat_turns import chat_conversation
 from kvbus_protocols.decoding import RequestDecoder
@@ -48,6 +49,7 @@ class ChatHandler:
             token_bytes=begun.model.text.tokenizer.token_bytes,
             logprobs=bool(request.logprobs),
             stream_usage=request.wants_stream_usage,
+            report=report_for(request, ticket, begun.model, begun.choices),
         )
         style = ChatStyle(
             reasoning_content=settings.reasoning_field != "reasoning",

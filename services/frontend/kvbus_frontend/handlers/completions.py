@@ -17,6 +17,7 @@ from kvbus_frontend.core.requests import check_count, check_vocabulary, completi
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_frontend.handlers.ids import new_id
+from kvbus_frontend.handlers.nvext import report_for
 from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.errors import InvalidRequest
@@ -62,6 +63,7 @@ class CompletionsHandler:
                 token_bytes=model.text.tokenizer.token_bytes,
                 logprobs=request.logprobs is not None,
                 stream_usage=request.wants_stream_usage,
+                report=report_for(request, ticket, model, choices),
             )
             output = CompletionOutput(envelope, echoes)
             return await self._api.respond(http_request, ticket, choices, output, stream=request.wants_stream)

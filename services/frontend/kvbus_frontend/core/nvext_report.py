@@ -1,0 +1,78 @@
+"""What ``nvext`` asks to be told besides the answer: annotations ahead of a stream, extra fields at its end."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from kvbus_frontend.core.choice_stream import ChoiceStream
+from kvbus_protocols import sse
+from kvbus_protocols.extensions import LlmMetrics, NvExt, NvExtAnswer, ServedBy, Timing
+from kvbus_protocols.generation import Usage
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A choice as it is now: the worker that it runs on, and what it has said."""
+
+    worker_id: str
+    stream: ChoiceStream
+
+
+class NvExtReport:
+    """``prompt_ids``, ``prompt_text``: asked only when an annotation wants them; ``served``: the choices of the request."""
+
+    def __init__(
+        self,
+        asked: NvExt | None,
+        *,
+        request_id: str,
+        received_s: float,
+        clock: Callable[[], float],
+        first_token_s: Callable[[], float | None],
+        prompt_ids: Callable[[], list[int]],
+        prompt_text: Callable[[], str],
+        served: Callable[[], Sequence[Served]],
+    ) -> None:
+        """``received_s``: by ``clock``, in seconds since the epoch; ``first_token_s``: after that."""
+        self._annotations = frozenset(asked.annotations or () if asked is not None else ())
+        self._fields = frozenset(asked.extra_fields or () if asked is not None else ())
+        self._request_id = request_id
+        self._received_s = received_s
+        self._clock = clock
+        self._first_token_s = first_token_s
+        self._prompt_ids = prompt_ids
+        self._prompt_text = prompt_text
+        self._served = served
+
+    def opening(self) -> Iterator[bytes]:
+        if "request_id" in self._annotations:
+            yield sse.event(self._request_id, "request_id")
+        if "formatted_prompt" in self._annotations:
+            yield sse.event(self._prompt_text(), "formatted_prompt")
+        if "token_ids" in self._annotations:
+            yield sse.event(self._prompt_ids(), "token_ids")
+
+    def closing(self, usage: Usage) -> Iterator[bytes]:
+        if "llm_metrics" in self._annotations:
+            cached = usage.prompt_tokens_details.cached_tokens
+            yield sse.event(LlmMetrics(usage.prompt_tokens, cached, usage.completion_tokens), "llm_metrics")
+
+    def answer(self, usage: Usage) -> NvExtAnswer | None:
+        """At the end; None when no field was asked for."""
+        if not self._fields & {"worker_id", "timing", "completion_token_ids"}:
+            return None
+        served = self._served()
+        worker_id = served[0].worker_id if served else ""
+        return NvExtAnswer(
+            worker_id=ServedBy(worker_id, worker_id) if "worker_id" in self._fields else None,
+            timing=self._timing(usage) if "timing" in self._fields else None,
+            completion_token_ids=list(served[0].stream.token_ids) if "completion_token_ids" in self._fields else None,
+        )
+
+    def _timing(self, usage: Usage) -> Timing:
+        first_s = self._first_token_s()
+        return Timing(
+            request_received_ms=round(self._received_s * 1000, 3),
+            ttft_ms=None if first_s is None else round(first_s * 1000, 3),
+            total_time_ms=round((self._clock() - self._received_s) * 1000, 3),
+            kv_hit_rate=round(usage.prompt_tokens_details.cached_tokens / max(1, usage.prompt_tokens), 4),
+        )
