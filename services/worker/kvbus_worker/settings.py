@@ -1,7 +1,10 @@
 """Settings of the worker."""
 
+import difflib
+from collections.abc import Callable, Collection
 from typing import Annotated
 
+from kvbus_parsers import names
 from kvbus_runtime.settings import CommonSettings, Flag
 
 
@@ -125,6 +128,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         for name in not_negative:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
+        _check_parser("tool_call_parser", self.tool_call_parser, names.tool_format, names.tool_formats)
+        _check_parser("reasoning_parser", self.reasoning_parser, names.reasoning_format, names.reasoning_formats)
         if not self.model and self.engine == "torch":
             raise ValueError("engine torch needs --model")
         if self.script and self.engine != "mock":
@@ -135,3 +140,15 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         if self.served_model_name:
             return self.served_model_name
         return self.model.rstrip("/").rpartition("/")[2] or "mock"
+
+
+def _check_parser(setting: str, name: str, find: Callable[[str], object], known: Callable[[], Collection[str]]) -> None:
+    """Raise ValueError, with names like this one."""
+    if name in ("auto", "none"):
+        return
+    try:
+        find(name)
+    except names.UnknownFormatError:
+        close = difflib.get_close_matches(name.lower(), known(), cutoff=0.7)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(known()))}"
+        raise ValueError(f"{setting}: there is no parser {name!r}; {hint}") from None

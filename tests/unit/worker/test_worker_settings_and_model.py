@@ -39,6 +39,37 @@ def test_flags_and_variables_reach_the_settings() -> None:
     assert _settings("--model", "/models/tiny", "--served-model-name", "org/Tiny.1").model_name == "org/Tiny.1"
 
 
+@pytest.mark.parametrize("prefix", ["--", "--dyn-"])
+def test_parsers_are_chosen_by_the_flags_that_other_servers_have(prefix: str) -> None:
+    mock = ("--engine", "mock")
+    flags = (f"{prefix}reasoning-parser", "nemotron_deci", f"{prefix}tool-call-parser", "qwen3_coder")
+    settings = _settings(*mock, *flags)
+    assert (settings.tool_call_parser, settings.reasoning_parser) == ("qwen3_coder", "nemotron_deci")
+    assert _settings(*mock, f"{prefix}tool-call-parser", "MiniMax-M2").tool_call_parser == "MiniMax-M2"
+    assert _settings(*mock, f"{prefix}tool-call-parser=none").tool_call_parser == "none"
+    assert (_settings(*mock).tool_call_parser, _settings(*mock).reasoning_parser) == ("auto", "auto")
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "hint"),
+    [
+        ("--tool-call-parser", "qwen3_codr", "did you mean qwen3_coder"),
+        ("--dyn-reasoning-parser", "deepseek-r1x", "did you mean deepseek_r1"),
+        ("--reasoning-parser", "hermes", "there are "),
+        ("--tool-call-parser", "", "there are "),
+    ],
+)
+def test_an_unknown_parser_is_a_bad_setting_that_names_others(
+    flag: str, name: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        _settings("--engine", "mock", flag, name)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert hint in error
+    assert f"{flag.removeprefix('--').removeprefix('dyn-').replace('-', '_')}: there is no parser {name!r}" in error
+
+
 @pytest.mark.parametrize(
     "argv",
     [
