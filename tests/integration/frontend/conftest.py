@@ -16,12 +16,13 @@ from kvbus_runtime.objects import ObjectStore
 from kvbus_runtime.service import RunningService, Service, host
 from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.responses import parse_events
 from kvbus_testkit.timing import eventually
 from kvbus_tokenizers import ModelBundle, bundle_name, byte_level_bundle, pack_bundle
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, StepFrame, TokenLogprob, Usage
 from kvbus_wire.message import encode
-from kvbus_wire.packing import TOKEN_BYTES, pack_tokens
+from kvbus_wire.packing import TOKEN_BYTES, pack_tokens, unpack_tokens
 from kvbus_wire.records import ModelCard, WorkerRecord
 from kvbus_wire.router import Placement, Progress, RouteRequest
 from kvbus_wire.worker import Accepted, Cancel, Done, Generate, NeedTokens, ReplayedSteps, ReplaySteps
@@ -262,6 +263,25 @@ class Cluster:
 
     async def chat_stream(self, content: Any = "hi", **fields: Any) -> list[Any]:
         return await self.stream("/v1/chat/completions", self.body(content, **fields))
+
+    async def respond(self, content: Any = "hi", **fields: Any) -> tuple[int, Any]:
+        return await self.post("/v1/responses", {"model": "m", "input": content, **fields})
+
+    async def respond_stream(self, content: Any = "hi", **fields: Any) -> list[dict[str, Any]]:
+        """The events of a response, with the sentinel checked and left out."""
+        body = {"model": "m", "input": content, "stream": True, **fields}
+        async with self.session.post("/v1/responses", json=body) as response:
+            assert (response.status, response.content_type) == (200, "text/event-stream"), await response.text()
+            data = await response.read()
+        assert data.endswith(b"data: [DONE]\n\n")
+        return parse_events(data)
+
+    def prompts(self) -> list[str]:
+        """What the worker was sent, as text; markers are left out."""
+        return [
+            bytes(token for token in unpack_tokens(message.tokens) if token < 256).decode()
+            for message in self.worker.requests
+        ]
 
     @staticmethod
     def body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
