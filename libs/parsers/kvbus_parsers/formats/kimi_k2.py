@@ -73,7 +73,7 @@ def _nameless_call(context: Context, call_id: str) -> Step[None]:
         sink.start_call(name, call_id)
         sink.arguments(arguments)
         sink.end_call()
-    elif not source.cut_off:
+    elif arguments and not source.cut_off:
         sink.prose(arguments)
 
 
