@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 
+from kvbus_cli.up.command import options_of, parser
 from kvbus_cli.up.plan import STOP_ORDER, UpOptions, ends_everything, plan, stop_stages
 
 
@@ -43,6 +44,42 @@ def test_an_override_comes_last_and_therefore_wins(free_port: Callable[[], int])
     by_name = {s.name: s for s in plan(options, nats_url="nats://n:1", python="python", free_port=free_port)}
     assert argument(by_name["router"].command, "--log-level") == "debug"
     assert argument(by_name["indexer"].command, "--log-level") == "info"
+
+
+def test_switches_are_overridden_by_the_words_true_and_false(free_port: Callable[[], int]) -> None:
+    overrides = (("worker", "kvbm", "False"), ("frontend", "enable_streaming_tool_dispatch", "true"))
+    options = UpOptions(engine="mock", overrides=overrides)
+    by_name = {s.name: s for s in plan(options, nats_url="nats://n:1", python="python", free_port=free_port)}
+    assert by_name["worker-0"].command[-1] == "--no-kvbm"
+    assert by_name["frontend"].command[-1] == "--enable-streaming-tool-dispatch"
+
+
+@pytest.mark.parametrize(
+    ("flags", "overrides"),
+    [
+        ((), ()),
+        (
+            ("--reasoning-parser", "nemotron_deci", "--tool-call-parser", "qwen3_coder"),
+            (("worker", "tool_call_parser", "qwen3_coder"), ("worker", "reasoning_parser", "nemotron_deci")),
+        ),
+        (("--dyn-tool-call-parser", "hermes"), (("worker", "tool_call_parser", "hermes"),)),
+        (("--dyn-reasoning-parser=none",), (("worker", "reasoning_parser", "none"),)),
+        (
+            ("--enable-anthropic-api", "--no-strip-anthropic-preamble", "--enable-streaming-tool-dispatch"),
+            (
+                ("frontend", "enable_anthropic_api", "True"),
+                ("frontend", "strip_anthropic_preamble", "False"),
+                ("frontend", "enable_streaming_tool_dispatch", "True"),
+            ),
+        ),
+        (
+            ("--set", "worker.tool_call_parser=glm45", "--tool-call-parser", "hermes"),
+            (("worker", "tool_call_parser", "hermes"), ("worker", "tool_call_parser", "glm45")),
+        ),
+    ],
+)
+def test_flags_of_services_are_passed_on(flags: tuple[str, ...], overrides: tuple[tuple[str, str, str], ...]) -> None:
+    assert options_of(parser().parse_args(flags), "").overrides == overrides
 
 
 def test_the_frontend_ends_first_and_the_bus_last() -> None:

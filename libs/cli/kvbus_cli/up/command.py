@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_model
@@ -27,6 +28,47 @@ frontend first and the bus last, with exit status 0; a second one kills what is 
 Every setting of a service can also be given by its environment variable (KVBUS_WORKER_DEVICE=cuda kvbus up), or by
 --set SERVICE.NAME=VALUE, SERVICE being one of {", ".join(SERVICES)}.
 """
+
+
+class PassedOn(msgspec.Struct, frozen=True):
+    """A setting of a service that is a flag of this command, too. ``prefixes``: further spellings of it."""
+
+    service: str
+    name: str
+    help: str
+    is_switch: bool = False
+    prefixes: tuple[str, ...] = ()
+
+    def add_to(self, up: argparse.ArgumentParser) -> None:
+        flag = self.name.replace("_", "-")
+        flags = [f"--{prefix}{flag}" for prefix in ("", *self.prefixes)]
+        if self.is_switch:
+            up.add_argument(*flags, dest=self.name, action=argparse.BooleanOptionalAction, default=None, help=self.help)
+        else:
+            up.add_argument(*flags, dest=self.name, default=None, metavar="NAME", help=self.help)
+
+    def override(self, given: argparse.Namespace) -> tuple[tuple[str, str, str], ...]:
+        value = getattr(given, self.name)
+        return () if value is None else ((self.service, self.name, str(value)),)
+
+
+PASSED_ON = (
+    PassedOn("worker", "tool_call_parser", "format of the model's tool calls (auto)", prefixes=("dyn-",)),
+    PassedOn("worker", "reasoning_parser", "format of the model's thoughts (auto)", prefixes=("dyn-",)),
+    PassedOn(
+        "frontend", "enable_openai_api", "serve Chat Completions, Completions and Responses (yes)", is_switch=True
+    ),
+    PassedOn("frontend", "enable_anthropic_api", "serve Messages (yes)", is_switch=True),
+    PassedOn(
+        "frontend", "strip_anthropic_preamble", "drop Claude Code's billing line from prompts (yes)", is_switch=True
+    ),
+    PassedOn(
+        "frontend", "enable_streaming_tool_dispatch", "announce finished tool calls by an event (no)", is_switch=True
+    ),
+    PassedOn(
+        "frontend", "enable_streaming_reasoning_dispatch", "announce finished thoughts by an event (no)", is_switch=True
+    ),
+)
 
 
 def _override(text: str) -> tuple[str, str, str]:
@@ -67,6 +109,8 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--mock-speedup", type=float, default=None, help="mock engine: how many times faster than its timing model"
     )
+    for setting in PASSED_ON:
+        setting.add_to(up)
     up.add_argument("--kv-blocks", type=_positive, default=None, help="KV blocks of each worker")
     up.add_argument("--nats", default="", metavar="URL", help="use this running NATS server instead of an embedded one")
     up.add_argument("--namespace", default=defaults.namespace, help=f"prefix of all subjects ({defaults.namespace})")
@@ -115,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with locked(state_dir):
             model = arguments.model or prepared_model(DEFAULT_MODEL)
-            return asyncio.run(_run(arguments, _options(arguments, model), state_dir, console))
+            return asyncio.run(_run(arguments, options_of(arguments, model), state_dir, console))
     except (StateDirInUse, StateDirUnusable, NatsServerNotFound) as error:
         print(f"kvbus up: {error}", file=sys.stderr)
     except ChildProcessError as error:
@@ -123,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
     return 1
 
 
-def _options(arguments: argparse.Namespace, model: str) -> UpOptions:
+def options_of(arguments: argparse.Namespace, model: str) -> UpOptions:
     return UpOptions(
         http_host=arguments.http_host,
         http_port=arguments.http_port,
@@ -136,7 +180,7 @@ def _options(arguments: argparse.Namespace, model: str) -> UpOptions:
         namespace=arguments.namespace,
         log_level=arguments.log_level,
         drain_timeout_s=arguments.drain_timeout_s,
-        overrides=tuple(arguments.set),
+        overrides=(*(entry for setting in PASSED_ON for entry in setting.override(arguments)), *arguments.set),
     )
 
 

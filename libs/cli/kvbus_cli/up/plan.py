@@ -12,7 +12,8 @@ SERVICES = ("indexer", "kvbm", "worker", "router", "frontend")
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``overrides``: (service, flag name, value), put at the end of that service's arguments, where they win."""
+    """``overrides``: (service, setting, value), put at the end of that service's arguments, where they win. The values true and
+    false are those of switches."""
 
     http_host: str = "127.0.0.1"
     http_port: int = 8000
@@ -65,7 +66,7 @@ def _spec(
     ]
     for owner, flag, value in options.overrides:
         if owner == service:
-            arguments += [f"--{flag.replace('_', '-')}", value]
+            arguments += _flag(flag.replace("_", "-"), value)
     return ProcessSpec(
         name=name,
         group=service,
@@ -73,6 +74,16 @@ def _spec(
         ready_url=f"http://127.0.0.1:{health_port}/readyz",
         env=_environment(options, service),
     )
+
+
+def _flag(name: str, value: str) -> list[str]:
+    match value.lower():
+        case "true":
+            return [f"--{name}"]
+        case "false":
+            return [f"--no-{name}"]
+        case _:
+            return [f"--{name}", value]
 
 
 def _own_arguments(options: UpOptions, service: str) -> list[str]:
