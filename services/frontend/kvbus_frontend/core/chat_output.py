@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from kvbus_frontend.core.chat_calls import CallDeltas, whole_call, whole_calls
 from kvbus_frontend.core.choice_text import TokenText, token_text
 from kvbus_frontend.core.nvext_report import NvExtReport
 from kvbus_frontend.core.outputs import ChoiceOutput, Finish
-from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
+from kvbus_parsers import CallEnded, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import sse
 from kvbus_protocols.chat import (
-    AnswerCall,
     AssistantMessage,
     ChatChoice,
     ChatChunk,
@@ -23,7 +23,6 @@ from kvbus_protocols.chat import (
     ReasoningDispatch,
     ToolCallDispatch,
     TopLogprob,
-    WrittenCall,
 )
 from kvbus_protocols.errors import ApiError
 from kvbus_protocols.extensions import NvExtAnswer
@@ -52,6 +51,7 @@ class ChatStyle(msgspec.Struct, frozen=True, kw_only=True):
     ``dispatch_tools``, ``dispatch_reasoning``: extra events the moment a call or a thought is complete.
     ``events_are_chunks``: the client takes every event for a chunk, whatever its name.
     ``named_choice``: the request named one tool; OpenAI reports such a call with the finish reason stop.
+    ``custom_tools``: names of the tools whose input is text.
     """
 
     reasoning_content: bool = True
@@ -60,19 +60,11 @@ class ChatStyle(msgspec.Struct, frozen=True, kw_only=True):
     dispatch_reasoning: bool = False
     events_are_chunks: bool = False
     named_choice: bool = False
+    custom_tools: frozenset[str] = frozenset()
 
 
 def stop_reason_of(finish: Finish) -> str | int | UnsetType:
     return UNSET if finish.stop is None else finish.stop
-
-
-class _Message(msgspec.Struct):
-    """One choice as a whole. ``calls``: name, id and arguments, in the order of their indexes; cut ones too."""
-
-    text: list[str] = []
-    reasoning: list[str] = []
-    calls: list[AnswerCall] = []
-    complete_calls: int = 0
 
 
 class ChatOutput:
@@ -82,7 +74,7 @@ class ChatOutput:
         self._envelope = envelope
         self._style = style
         self._opened: set[int] = set()
-        self._calls: dict[int, int] = {}
+        self._calls: dict[int, CallDeltas] = {}
         self._thoughts: dict[int, list[str]] = {}
 
     def opening(self, usage: Usage) -> Iterator[bytes]:
@@ -94,14 +86,13 @@ class ChatOutput:
             index, logprobs = output.index, self._logprobs(output.tokens)
             if index not in self._opened:
                 self._opened.add(index)
+                self._calls[index] = CallDeltas(self._style.custom_tools)
                 yield self._chunk(index, ChatDelta(role="assistant", content=""))
             for event in output.events:
                 yield from self._dispatches(index, event)
-                if (delta := self._delta(event)) is not None:
+                if (delta := self._delta(index, event)) is not None:
                     yield self._chunk(index, delta, logprobs)
                     logprobs = None
-                elif isinstance(event, CallEnded):
-                    self._calls[index] = self._calls.get(index, 0) + 1
             if logprobs is not None:  # of tokens that are markers, or whose text is held back
                 yield self._chunk(index, ChatDelta(content=""), logprobs)
             if output.finish is not None:
@@ -140,7 +131,7 @@ class ChatOutput:
         style = self._style
         choices: list[str] | UnsetType = [] if style.events_are_chunks else UNSET
         if style.dispatch_tools and isinstance(event, CallEnded):
-            call = _whole_call(event.id, event.name, event.arguments, index=event.index)
+            call = whole_call(event, style.custom_tools, index=event.index)
             yield sse.event(ToolCallDispatch(index, call, choices), "tool_call_dispatch")
         if style.dispatch_reasoning and isinstance(event, Reasoning):
             self._thoughts.setdefault(index, []).append(event.text)
@@ -148,7 +139,7 @@ class ChatOutput:
             thought = "".join(self._thoughts.pop(index, ()))
             yield sse.event(ReasoningDispatch(index, thought, choices), "reasoning_dispatch")
 
-    def _delta(self, event: Event) -> ChatDelta | None:
+    def _delta(self, index: int, event: Event) -> ChatDelta | None:
         match event:
             case Text(text):
                 return ChatDelta(content=text)
@@ -157,12 +148,8 @@ class ChatOutput:
                     reasoning_content=text if self._style.reasoning_content else UNSET,
                     reasoning=text if self._style.reasoning else UNSET,
                 )
-            case CallStarted(index, call_id, name):
-                call = AnswerCall(index=index, id=call_id, type="function", function=WrittenCall("", name))
-                return ChatDelta(tool_calls=[call])
-            case CallArguments(index, text):
-                return ChatDelta(tool_calls=[AnswerCall(index=index, function=WrittenCall(text))])
-        return None
+        call = self._calls[index].delta(event)
+        return None if call is None else ChatDelta(tool_calls=[call])
 
     def _finish_reason(self, finish: Finish, complete_calls: int) -> str:
         called = complete_calls and finish.reason == "stop" and not isinstance(finish.stop, str)
@@ -170,18 +157,19 @@ class ChatOutput:
 
     def _choice(self, output: ChoiceOutput) -> ChatChoice:
         finish = output.finish or Finish("stop")
-        message = _message(output.events)
-        text, thought = "".join(message.text), "".join(message.reasoning)
+        calls, complete = whole_calls(output.events, self._style.custom_tools)
+        text = "".join(event.text for event in output.events if isinstance(event, Text))
+        thought = "".join(event.text for event in output.events if isinstance(event, Reasoning))
         return ChatChoice(
             index=output.index,
             message=AssistantMessage(
-                content=text if text or not (message.calls or thought) else None,
-                tool_calls=message.calls or UNSET,
+                content=text if text or not (calls or thought) else None,
+                tool_calls=calls or UNSET,
                 reasoning_content=thought if thought and self._style.reasoning_content else UNSET,
                 reasoning=thought if thought and self._style.reasoning else UNSET,
             ),
             logprobs=self._logprobs(output.tokens) or (ChoiceLogprobs([]) if self._envelope.logprobs else None),
-            finish_reason=self._finish_reason(finish, message.complete_calls),
+            finish_reason=self._finish_reason(finish, complete),
             stop_reason=stop_reason_of(finish),
         )
 
@@ -192,7 +180,7 @@ class ChatOutput:
             index=index,
             delta=delta,
             logprobs=logprobs,
-            finish_reason=self._finish_reason(finish, self._calls.get(index, 0)) if finish is not None else None,
+            finish_reason=self._finish_reason(finish, self._calls[index].complete) if finish is not None else None,
             stop_reason=stop_reason_of(finish) if finish is not None else UNSET,
         )
         return sse.event(self._wrap([choice], None if self._envelope.stream_usage else UNSET))
@@ -227,27 +215,3 @@ class ChatOutput:
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
         text, data = token_text(self._envelope.token_bytes, token_id)
         return TopLogprob(text, max(logprob, LOWEST_LOGPROB), data)
-
-
-def _message(events: Iterable[Event]) -> _Message:
-    message = _Message()
-    started: dict[int, CallStarted] = {}
-    arguments: dict[int, list[str]] = {}
-    for event in events:
-        match event:
-            case Text(text):
-                message.text.append(text)
-            case Reasoning(text):
-                message.reasoning.append(text)
-            case CallStarted(index):
-                started[index], arguments[index] = event, []
-            case CallArguments(index, text):
-                arguments[index].append(text)
-            case CallEnded(index):
-                message.complete_calls += 1
-    message.calls = [_whole_call(c.id, c.name, "".join(arguments[index])) for index, c in started.items()]
-    return message
-
-
-def _whole_call(call_id: str, name: str, arguments: str, *, index: int | UnsetType = UNSET) -> AnswerCall:
-    return AnswerCall(index=index, id=call_id, type="function", function=WrittenCall(arguments, name))

@@ -58,5 +58,6 @@ class ChatHandler:
             dispatch_reasoning=settings.enable_streaming_reasoning_dispatch,
             events_are_chunks=OFFICIAL_SDK in headers,
             named_choice=begun.conversation.tool_choice.named,
+            custom_tools=frozenset(tool.name for tool in begun.conversation.tools if tool.custom),
         )
         return ChatOutput(envelope, style)
