@@ -59,3 +59,16 @@ async def test_annotations_are_events_around_the_chunks(cluster: Any, path: str)
     assert "hi" in named["formatted_prompt"]
     assert len(named["token_ids"]) == named["llm_metrics"]["input_tokens"]
     assert named["llm_metrics"]["output_tokens"] == len("Hello world")
+
+
+async def test_a_raw_prompt_goes_to_the_model_without_the_chat_template(cluster: Any) -> None:
+    await cluster.start()
+    events = await cluster.stream(
+        "/v1/chat/completions",
+        {
+            **PATHS["/v1/chat/completions"],
+            "messages": [{"role": "system", "content": "ab"}, {"role": "user", "content": "cd"}],
+            "nvext": {"use_raw_prompt": True, "annotations": ["formatted_prompt"]},
+        },
+    )
+    assert events[0] == 'event: formatted_prompt\ndata: "abcd"'

@@ -6,7 +6,7 @@ from kvbus_frontend.core.conversation import template_messages, template_tools
 from kvbus_frontend.core.prompt import encoded_prompt, given_prompt
 from kvbus_frontend.core.template_limits import TemplateLimits, fitted
 from kvbus_protocols.completions import CompletionRequest
-from kvbus_protocols.conversation import Conversation
+from kvbus_protocols.conversation import Conversation, TextPart
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.generation import GenerationRequest
 from kvbus_tokenizers import ChatTemplate, EncodedPrompt, PromptCache, Segment, TemplateFailed, Tokenizer

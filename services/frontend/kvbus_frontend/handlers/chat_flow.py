@@ -14,7 +14,7 @@ from kvbus_frontend.core.guidance import CHAT_FIELDS, FIELDS, FieldNames, Guided
 from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.outputs import Output
 from kvbus_frontend.core.prompt import Prompt, encoded_prompt, given_prompt, prompt_of
-from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, render_conversation
+from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, raw_segments, render_conversation
 from kvbus_frontend.core.retention import covered_segments, retention_of
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.core.schemas import SchemaLimits
@@ -182,6 +182,9 @@ def _encoded(
     given = given_tokens(conversation.generation, model.text.tokenizer)
     if given is not None:
         return given_prompt(given), ()
-    segments = render_conversation(conversation, model.text.template, model.text.limits)
     tokenizer, context_length = model.text.tokenizer, model.card.context_length
+    if conversation.generation.nvext is not None and conversation.generation.nvext.use_raw_prompt:
+        segments = raw_segments(conversation, tokenizer)
+    else:
+        segments = render_conversation(conversation, model.text.template, model.text.limits)
     return encoded_prompt(segments, tokenizer, cache, context_length=context_length, param="messages"), segments
