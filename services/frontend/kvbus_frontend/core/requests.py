@@ -38,6 +38,12 @@ def render_conversation(
         ) from failure
 
 
+def raw_segments(conversation: Conversation, tokenizer: Tokenizer) -> list[Segment]:
+    """What was said as one text without the chat template (``nvext.use_raw_prompt``): written for the model, control tokens and all."""
+    texts = (part.text for turn in conversation.turns for part in turn.parts if isinstance(part, TextPart))
+    return tokenizer.control.split("".join(texts))
+
+
 def completion_prompt(
     request: CompletionRequest,
     prompt: str | Sequence[int],
