@@ -39,7 +39,7 @@ def render_conversation(
 
 
 def raw_segments(conversation: Conversation, tokenizer: Tokenizer) -> list[Segment]:
-    """What was said as one text without the chat template (``nvext.use_raw_prompt``): written for the model, control tokens and all."""
+    """What was said as one text, without the chat template (``nvext.use_raw_prompt``). Control tokens count in it."""
     texts = (part.text for turn in conversation.turns for part in turn.parts if isinstance(part, TextPart))
     return tokenizer.control.split("".join(texts))
 
