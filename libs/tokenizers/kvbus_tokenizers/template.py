@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import msgspec
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -81,6 +81,10 @@ class ChatTemplate:
         ]
         self._control = ControlTokens(special, markers)
         self._names = dict(tokenizer.named_tokens)
+        self._fixed = frozenset({"messages", "tools", "add_generation_prompt", *environment.globals, *self._names})
+        parsed = (environment.parse(each) for each in (source, tools_source or ""))
+        self.variables = frozenset().union(*map(meta.find_undeclared_variables, parsed)) - self._fixed
+        """Names that the template takes from the request."""
 
     @property
     def takes_argument_strings(self) -> bool:
@@ -99,9 +103,10 @@ class ChatTemplate:
         """The prompt of a conversation of plain JSON values. Raise TemplateFailed.
 
         ``continue_final``: the prompt ends with the last message's content, to be continued.
-        ``variables``: more names for the template.
+        ``variables``: more names for the template. Those of the conversation, of functions and of tokens cannot be replaced.
         """
-        request = {**(variables or {}), "messages": list(messages), "tools": list(tools) if tools else None}
+        more = {name: value for name, value in (variables or {}).items() if name not in self._fixed}
+        request = {**more, "messages": list(messages), "tools": list(tools) if tools else None}
         guarded, mark = self._control.guard(request, own_words=_is_assistant)
         template = self._tools_template if tools else self._template
         names = {**self._names, **guarded, "add_generation_prompt": add_generation_prompt and not continue_final}
