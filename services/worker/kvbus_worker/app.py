@@ -95,6 +95,7 @@ class WorkerApp:
                 context_length=info.context_length,
                 vocab_size=model.vocab_size,
                 engine=info.name,
+                guidance=info.guidance,
             ),
             self._kvbm,
             incarnation=service.incarnation,
@@ -247,6 +248,7 @@ class WorkerApp:
             prefill_tokens_per_s=info.prefill_tokens_per_s,
             decode_step_s=info.decode_step_s,
             role=settings.role,
+            guidance=info.guidance,
         )
 
 

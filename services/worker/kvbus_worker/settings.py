@@ -41,6 +41,12 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     context_length: Annotated[int, Flag("longest prompt plus output in tokens (0: the model's)")] = 0
     threads: Annotated[int, Flag("threads of a computing engine (0: the engine decides)")] = 0
 
+    max_grammar_bytes: Annotated[int, Flag("guidance: schemas and grammars of one request")] = 1 << 20
+    grammar_check_s: Annotated[int, Flag("guidance: processor time for trying out a schema or grammar")] = 3
+    grammar_cache_entries: Annotated[int, Flag("guidance: compiled grammars kept")] = 256
+    grammar_cache_bytes: Annotated[int, Flag("guidance: compiled grammars kept, counted by their sources")] = 16 << 20
+    max_grammars_waiting: Annotated[int, Flag("guidance: requests whose grammar is being compiled")] = 256
+
     script: Annotated[str, Flag("mock: what to say, a file of JSON lines", metavar="FILE")] = ""
     mock_speedup: Annotated[float, Flag("mock: divides all step times; inf: no time at all", infinite=True)] = 1.0
     mock_step_base_s: Annotated[float, Flag("mock: fixed time of a step")] = 0.006
@@ -82,6 +88,11 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         super().__post_init__()
         positive = (
             "block_size",
+            "max_grammar_bytes",
+            "grammar_check_s",
+            "grammar_cache_entries",
+            "grammar_cache_bytes",
+            "max_grammars_waiting",
             "max_requests",
             "recent_requests",
             "max_generate_pending",

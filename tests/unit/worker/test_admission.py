@@ -5,6 +5,7 @@ import pytest
 
 from kvbus_blocks.keys import CacheDomain, chain_keys
 from kvbus_wire.errors import ErrorCode
+from kvbus_wire.guidance import Guidance
 from kvbus_wire.packing import pack_tokens
 from kvbus_wire.request import AgentHints, MockOutput, Sampling, Stopping
 from kvbus_wire.worker import Generate
@@ -110,3 +111,19 @@ def test_given_output_is_refused_for_every_engine_but_the_mock() -> None:
     with pytest.raises(EngineError) as caught:
         admit(_generate([1], mock=MockOutput(output="x")), limits, TokenStore(10, 4), 1000)
     assert caught.value.reply.code is ErrorCode.UNSUPPORTED
+
+
+def test_guidance_is_handed_on_to_engines_that_have_it_and_to_the_mock() -> None:
+    guidance = Guidance(form="json_object", param="response_format")
+    for limits in (LIMITS, msgspec.structs.replace(LIMITS, engine="torch", guidance=True)):
+        admitted = admit(_generate([1], guidance=guidance), limits, TokenStore(10, 4), 1000)
+        assert admitted.request.guidance == guidance
+
+
+def test_guidance_is_refused_where_the_engine_has_none() -> None:
+    limits = msgspec.structs.replace(LIMITS, engine="third-party")
+    guidance = Guidance(form="json_object", param="response_format")
+    with pytest.raises(EngineError) as caught:
+        admit(_generate([1], guidance=guidance), limits, TokenStore(10, 4), 1000)
+    assert (caught.value.reply.code, caught.value.reply.param) == (ErrorCode.UNSUPPORTED, "response_format")
+    assert not caught.value.reply.retryable

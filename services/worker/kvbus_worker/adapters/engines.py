@@ -41,7 +41,7 @@ def create_engine(settings: WorkerSettings, model: ModelFolder) -> Engine:
     if settings.engine == "mock":
         return _mock(settings, config)
     if settings.engine == "torch":
-        return _torch(config)
+        return _torch(settings, config)
     found = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == settings.engine]
     if not found:
         known = sorted({"mock", "torch", *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
@@ -53,12 +53,12 @@ def create_engine(settings: WorkerSettings, model: ModelFolder) -> Engine:
     return engine
 
 
-def _torch(config: EngineConfig) -> Engine:
+def _torch(settings: WorkerSettings, config: EngineConfig) -> Engine:
     try:
         from kvbus_worker.engines.torch.engine import TorchEngine
-        from kvbus_worker.engines.torch.settings import TorchSettings
+        from kvbus_worker.engines.torch.settings import GrammarLimits, TorchSettings
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "safetensors", "numpy"):
+        if error.name not in ("torch", "safetensors", "numpy", "llguidance"):
             raise
         raise EngineError(
             ErrorCode.UNSUPPORTED,
@@ -84,6 +84,13 @@ def _torch(config: EngineConfig) -> Engine:
         dtype=_torch_dtype(config.dtype, on_cpu=on_cpu),
         block_size=config.block_size,
         context_length=config.context_length,
+        grammars=GrammarLimits(
+            source_bytes=settings.max_grammar_bytes,
+            check_s=settings.grammar_check_s,
+            cache_entries=settings.grammar_cache_entries,
+            cache_bytes=settings.grammar_cache_bytes,
+            waiting=settings.max_grammars_waiting,
+        ),
     )
     return TorchEngine(msgspec.structs.replace(base, **{name: value for name, value in chosen.items() if value}))
 

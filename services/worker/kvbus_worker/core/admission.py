@@ -13,7 +13,10 @@ from kvbus_worker.engines.base import EngineError, EngineRequest
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """``vocab_size`` 0: unknown, ids are not checked."""
+    """``vocab_size`` 0: unknown, ids are not checked. ``guidance``: the engine constrains output.
+
+    The mock engine does not, and says what a script has it say: it takes such requests all the same.
+    """
 
     name: str
     fingerprint: str
@@ -22,6 +25,7 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     vocab_size: int
     engine: str
+    guidance: bool = False
 
 
 class PrefixGone(Exception):
@@ -60,6 +64,7 @@ def admit(message: Generate, limits: ModelLimits, store: TokenStore, now_ms: int
         resumed=message.resumed,
         priority=message.hints.priority,
         mock=message.mock,
+        guidance=message.guidance,
     )
     reusable = (total - 1) // limits.block_size
     keys = prefix.keys[:reusable]
@@ -80,6 +85,12 @@ def _check_envelope(message: Generate, limits: ModelLimits, now_ms: int) -> None
         raise EngineError(ErrorCode.UNSUPPORTED, "this worker has no LoRA adapters", param="lora")
     if message.mock is not None and limits.engine != "mock":
         raise EngineError(ErrorCode.UNSUPPORTED, "only the mock engine takes given output", param="mock")
+    if message.guidance is not None and not limits.guidance and limits.engine != "mock":
+        raise EngineError(
+            ErrorCode.UNSUPPORTED,
+            f"the engine {limits.engine} does not constrain output",
+            param=message.guidance.param or None,
+        )
     if message.deadline_ms <= now_ms:
         raise EngineError(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", late_ms=now_ms - message.deadline_ms)
     sampling, stopping = message.sampling, message.stopping

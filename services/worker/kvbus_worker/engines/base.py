@@ -12,6 +12,7 @@ import msgspec
 
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started
+from kvbus_wire.guidance import Guidance
 from kvbus_wire.request import MockOutput, Sampling, Stopping
 
 
@@ -32,7 +33,8 @@ class EngineError(Exception):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is. ``block_bytes``: size of one exported block, 0 when the engine cannot export."""
+    """What an engine is. ``block_bytes``: size of one exported block, 0 when the engine cannot export. ``guidance``: it constrains
+    output; it gets no request with guidance otherwise."""
 
     name: str
     block_size: int
@@ -44,12 +46,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     prefill_tokens_per_s: float
     decode_step_s: float
+    guidance: bool = False
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``tokens``: the whole prompt, its last ``resumed`` tokens being output of another worker.
 
-    ``domain_key`` seeds the block keys.
+    ``domain_key`` seeds the block keys. ``guidance`` binds the output, what was resumed included.
     ``onboarded_tokens``: how many of the cached tokens the worker has just imported, reported back in Started and Usage.
     """
 
@@ -62,6 +65,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     onboarded_tokens: int = 0
     mock: MockOutput | None = None
+    guidance: Guidance | None = None
 
 
 class BlocksStored(msgspec.Struct, frozen=True):
@@ -120,7 +124,10 @@ class Engine(Protocol):
         """End all requests with reason ``cancelled``, then free everything. Idempotent."""
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue a request. Raise EngineError (nothing is emitted then) for what cannot run: too long, unsupported, queue full."""
+        """Queue a request. Raise EngineError (nothing is emitted then) for what cannot run: too long, unsupported, queue full.
+
+        What takes longer to find out, such as whether a grammar can be followed, comes as an Ended with an error, before Started.
+        """
 
     def cancel(self, request_id: str) -> None:
         """End a request with reason ``cancelled`` at the next step. Unknown ids are ignored."""

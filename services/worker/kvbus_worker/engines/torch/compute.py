@@ -20,6 +20,7 @@ from kvbus_worker.engines.torch import weights
 from kvbus_worker.engines.torch.attention import Segment
 from kvbus_worker.engines.torch.block_pool import BlockPool
 from kvbus_worker.engines.torch.config import ModelConfig
+from kvbus_worker.engines.torch.guide import Guide
 from kvbus_worker.engines.torch.kv_cache import KvCache
 from kvbus_worker.engines.torch.model import StepInput, Transformer
 from kvbus_worker.engines.torch.rates import Rates
@@ -79,16 +80,19 @@ class Compute:
             decode_step_s=self.rates.decode_step_s,
         )
 
-    def submit(self, request: EngineRequest, arrived_s: float) -> StepOutput:
-        """Take a request that was checked. It ends at once when what it brought along is all it may have."""
+    def submit(self, request: EngineRequest, arrived_s: float, guide: Guide | None = None) -> StepOutput:
+        """Take a request that was checked, with a guide that knows what it brought along. It ends at once when that is all it may
+        have."""
         self._arrivals += 1
         sequence = TokenSequence(request, self._rule, self.info.block_size, self._arrivals, arrived_s)
         if sequence.is_full():
             return StepOutput(ended=(sequence.ended("length", time.monotonic()),))
+        if guide is not None and guide.is_over:
+            return StepOutput(ended=(sequence.ended("stop", time.monotonic()),))
         seed = request.sampling.seed
         prompt, output = request.tokens[: sequence.prompt_tokens], request.tokens[sequence.prompt_tokens :]
         self._samplers[request.request_id] = SamplerState(
-            request.sampling, secrets.randbits(63) if seed is None else seed, prompt, output, sequence.stop_ids
+            request.sampling, secrets.randbits(63) if seed is None else seed, prompt, output, sequence.stop_ids, guide
         )
         self.scheduler.add(sequence)
         return StepOutput()
@@ -212,17 +216,36 @@ class Compute:
             if result is None:
                 continue
             if result.token is None:
-                reply = ErrorReply(code=ErrorCode.INTERNAL, message="the model's output is not finite", retryable=True)
-                ended.append(self._end(sequence, "error", error=reply))
-            elif result.token in sequence.stop_ids and sequence.may_stop:
+                ended.append(self._end(sequence, "error", error=self._no_token(sequence)))
+            elif self._stops(sequence, result.token):
                 ended.append(self._end(sequence, "stop", stop_token_id=result.token))
             else:
                 deltas.append(self._append(sequence, result.token, result.logprob, now_s))
-                if sequence.is_full():
-                    ended.append(self._end(sequence, "length"))
+                ended += self._ends_now(sequence)
         return StepOutput(
             started=tuple(started), deltas=tuple(deltas), ended=tuple(ended), blocks=self.pool.take_events()
         )
+
+    def _stops(self, sequence: TokenSequence, token: int) -> bool:
+        """A guide lets a stop token pass only where it may come."""
+        guide = self._samplers[sequence.id].guide
+        if guide is not None:
+            return token in sequence.stop_ids or guide.ends_with(token)
+        return token in sequence.stop_ids and sequence.may_stop
+
+    def _ends_now(self, sequence: TokenSequence) -> list[Ended]:
+        guide = self._samplers[sequence.id].guide
+        if guide is not None and guide.problem:
+            return [self._end(sequence, "error", error=_grammar_failed(guide.problem))]
+        if guide is not None and guide.is_over:
+            return [self._end(sequence, "stop")]
+        return [self._end(sequence, "length")] if sequence.is_full() else []
+
+    def _no_token(self, sequence: TokenSequence) -> ErrorReply:
+        guide = self._samplers[sequence.id].guide
+        if guide is not None and guide.problem:
+            return _grammar_failed(guide.problem)
+        return ErrorReply(code=ErrorCode.INTERNAL, message="the model's output is not finite", retryable=True)
 
     def _append(self, sequence: TokenSequence, token: int, logprob: TokenLogprob | None, now_s: float) -> Delta:
         start = sequence.output
@@ -260,5 +283,10 @@ class Compute:
         return count / prefill_s, run(count, count + 1)
 
 
-def internal_error(error: Exception) -> ErrorReply:
+def _grammar_failed(problem: str) -> ErrorReply:
+    """Another worker would come to the same end."""
+    return ErrorReply(code=ErrorCode.INVALID_REQUEST, message=f"the grammar cannot be followed any further: {problem}")
+
+
+def internal_error(error: BaseException) -> ErrorReply:
     return ErrorReply(code=ErrorCode.INTERNAL, message=f"the engine failed in a step: {error!r}", retryable=True)

@@ -1,7 +1,8 @@
 """The Engine seam around `Compute`: a thread of its own, commands in, step outcomes back to the event loop.
 
     event loop                          compute thread
-    submit, cancel, export, ..  ---->   commands, taken between steps in their order
+    submit, cancel, export, ..  ---->   commands, taken between steps in their order; a request with guidance goes when its
+                                        grammar is compiled (`grammars`, in threads and a process of its own)
     sink(StepOutput)            <----   each outcome, in order, at most ``max_steps_ahead`` on their way
 
 An idle thread waits for a command and costs nothing.
@@ -20,11 +21,14 @@ import structlog
 
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Ended, Usage
+from kvbus_wire.guidance import Guidance
 from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput, StepSink
 from kvbus_worker.engines.torch import config as model_config
 from kvbus_worker.engines.torch.block_pool import BlockPool
 from kvbus_worker.engines.torch.checks import check_blocks, check_request
 from kvbus_worker.engines.torch.compute import Compute, internal_error
+from kvbus_worker.engines.torch.grammars import Grammars
+from kvbus_worker.engines.torch.guide import Guide
 from kvbus_worker.engines.torch.settings import TorchSettings
 from kvbus_worker.engines.torch.sizing import count_blocks, describe
 
@@ -54,6 +58,8 @@ class TorchEngine:
         self._submitted_tokens = 0  # of all requests ever; minus those the compute thread has taken: on their way
         self._submitted = 0
         self._taken = _Taken()
+        self._grammars: Grammars | None = None
+        self._compiling: dict[str, asyncio.Task[Guide]] = {}  # requests whose grammar is not ready
         self._live: dict[str, EngineRequest] = {}  # the compute thread's view: taken and not ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sink: StepSink | None = None
@@ -86,6 +92,7 @@ class TorchEngine:
 
     async def stop(self) -> None:
         self._closing = True
+        await self._stop_compiling()
         if self._exited is not None and self._thread is not None:
             self._commands.put(None)
             await self._exited.wait()
@@ -98,6 +105,8 @@ class TorchEngine:
         if request.request_id in self._open:
             raise EngineError(ErrorCode.INVALID_REQUEST, f"the request {request.request_id} runs already")
         check_request(request, self._info, self._config.vocab_size, self._settings.max_logprobs)
+        if request.guidance is not None:
+            self._grammars_now().check(request.guidance)
         if len(self._unstarted) >= self._settings.max_waiting:
             raise EngineError(
                 ErrorCode.OVERLOADED,
@@ -110,10 +119,16 @@ class TorchEngine:
         self._submitted += 1
         self._submitted_tokens += len(request.tokens)
         arrived_s = time.monotonic()
-        self._commands.put(lambda compute: self._take(compute, request, arrived_s))
+        if request.guidance is None:
+            self._commands.put(lambda compute: self._take(compute, request, arrived_s, None))
+        else:
+            self._compile(request, request.guidance, arrived_s)
 
     def cancel(self, request_id: str) -> None:
-        if request_id in self._open:
+        compiling = self._compiling.get(request_id)
+        if compiling is not None:
+            compiling.cancel()
+        elif request_id in self._open:
             self._commands.put(lambda compute: self._emit(compute, compute.cancel(request_id)))
 
     def load(self) -> EngineLoad:
@@ -166,6 +181,51 @@ class TorchEngine:
 
     # on the event loop
 
+    def _grammars_now(self) -> Grammars:
+        """Made for the first request with guidance: a vocabulary takes memory, and not every worker sees one."""
+        if self._grammars is None:
+            self._grammars = Grammars(
+                Path(self._settings.model_dir),
+                self._config.vocab_size,
+                self._config.eos_token_ids,
+                self._settings.grammars,
+            )
+        return self._grammars
+
+    def _compile(self, request: EngineRequest, guidance: Guidance, arrived_s: float) -> None:
+        output = request.tokens[len(request.tokens) - request.resumed :]
+        task = asyncio.create_task(self._grammars_now().guide(guidance, output), name=f"grammar {request.request_id}")
+        self._compiling[request.request_id] = task
+        task.add_done_callback(lambda done: self._compiled(request, done, arrived_s))
+
+    def _compiled(self, request: EngineRequest, done: "asyncio.Task[Guide]", arrived_s: float) -> None:
+        """Either the request goes to the compute thread, or it has its Ended now."""
+        del self._compiling[request.request_id]
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled():
+            self._give_up(request, "cancelled", None)
+        elif isinstance(error, EngineError):
+            self._give_up(request, "error", error.reply)
+        elif error is not None:
+            _log.error("compiling a grammar failed", request=request.request_id, exc_info=error)
+            self._give_up(request, "error", internal_error(error))
+        else:
+            guide = done.result()
+            self._commands.put(lambda compute: self._take(compute, request, arrived_s, guide))
+
+    def _give_up(self, request: EngineRequest, reason: str, error: ErrorReply | None) -> None:
+        self._submitted -= 1
+        self._submitted_tokens -= len(request.tokens)
+        self._hand_on(StepOutput(ended=(_ended_untaken(request, reason, error),)))
+
+    async def _stop_compiling(self) -> None:
+        tasks = list(self._compiling.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._grammars is not None:
+            await self._grammars.close()
+
     def _require_running(self) -> None:
         if self._pool is None or self._closing:
             raise EngineError(ErrorCode.UNAVAILABLE, "the engine does not run", retryable=True)
@@ -195,14 +255,17 @@ class TorchEngine:
 
     def _deliver(self, output: StepOutput) -> None:
         try:
-            self._unstarted.difference_update(event.request_id for event in output.started)
-            for event in output.ended:
-                self._unstarted.discard(event.request_id)
-                self._open.discard(event.request_id)
-            if self._sink is not None:
-                self._sink(output)
+            self._hand_on(output)
         finally:
             self._steps_ahead.release()
+
+    def _hand_on(self, output: StepOutput) -> None:
+        self._unstarted.difference_update(event.request_id for event in output.started)
+        for event in output.ended:
+            self._unstarted.discard(event.request_id)
+            self._open.discard(event.request_id)
+        if self._sink is not None:
+            self._sink(output)
 
     # in the compute thread
 
@@ -251,21 +314,16 @@ class TorchEngine:
                 return False
             command(compute)
 
-    def _take(self, compute: Compute, request: EngineRequest, arrived_s: float) -> None:
+    def _take(self, compute: Compute, request: EngineRequest, arrived_s: float, guide: Guide | None) -> None:
         self._live[request.request_id] = request
         self._taken = _Taken(self._taken.requests + 1, self._taken.tokens + len(request.tokens), self._taken.load)
-        self._emit(compute, compute.submit(request, arrived_s))
+        self._emit(compute, compute.submit(request, arrived_s, guide))
 
     def _with_all_ended(self, output: StepOutput, error: ErrorReply) -> StepOutput:
         """Whatever state the failure left behind: each request that was taken ends."""
         ended = {event.request_id for event in output.ended}
         lost = tuple(
-            Ended(
-                request_id=request.request_id,
-                reason="error",
-                usage=Usage(prompt_tokens=len(request.tokens) - request.resumed, output_tokens=request.resumed),
-                error=error,
-            )
+            _ended_untaken(request, "error", error)
             for request in self._live.values()
             if request.request_id not in ended
         )
@@ -296,6 +354,11 @@ class _Taken(msgspec.Struct, frozen=True):
     requests: int = 0
     tokens: int = 0
     load: EngineLoad | None = None
+
+
+def _ended_untaken(request: EngineRequest, reason: str, error: ErrorReply | None) -> Ended:
+    usage = Usage(prompt_tokens=len(request.tokens) - request.resumed, output_tokens=request.resumed)
+    return Ended(request_id=request.request_id, reason=reason, usage=usage, error=error)
 
 
 def _succeed(ready: "asyncio.Future[Compute]", compute: Compute) -> None:

@@ -1,7 +1,8 @@
 """From logits to tokens.
 
-Order of operations: logit bias and the ban on stop tokens below ``min_tokens``; repetition, frequency and presence penalties;
-temperature; min_p; top_k; top_p over what those left. Log probabilities reported are the model's own, before all of that.
+Order of operations: what the guide of the sequence allows; logit bias and the ban on stop tokens below ``min_tokens``; repetition,
+frequency and presence penalties; temperature; min_p; top_k; top_p over what those left. Log probabilities reported are the model's
+own, before all of that.
 
 Token i of a request is drawn by inverting the distribution function at u(seed, i), a hash, so that it depends neither on the batch
 nor on the device's generator: a request that moves to another worker goes on with the same draws. The function runs over tokens by
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from kvbus_wire.frontend import TokenLogprob
 from kvbus_wire.request import Sampling
+from kvbus_worker.engines.torch.guide import Guide, allowed_tokens
 
 _GREEDY_BELOW = 1e-5
 # A repetition penalty may be anything above 0. So high an edited logit still stays finite when it is divided by _GREEDY_BELOW.
@@ -32,10 +34,16 @@ def uniform(seed: int, index: int) -> float:
 
 
 class SamplerState:
-    """What one request's sampling depends on. ``output``: the tokens a migrated request brought along."""
+    """What one request's sampling depends on. ``output``: the tokens a migrated request brought along, which ``guide`` knows."""
 
     def __init__(
-        self, sampling: Sampling, seed: int, prompt: Iterable[int], output: Iterable[int], stop_ids: Iterable[int]
+        self,
+        sampling: Sampling,
+        seed: int,
+        prompt: Iterable[int],
+        output: Sequence[int],
+        stop_ids: Iterable[int],
+        guide: Guide | None = None,
     ) -> None:
         self.sampling = sampling
         self.seed = seed
@@ -45,11 +53,17 @@ class SamplerState:
         self.counts_output = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         self._seen: dict[int, None] = dict.fromkeys(prompt) if self.repeats else {}
         self._counts: dict[int, int] = {}
+        self.guide = guide
         for token in output:
-            self.accept(token)
+            self._count(token)
 
     def accept(self, token: int) -> None:
         """The token is part of the output now."""
+        self._count(token)
+        if self.guide is not None:
+            self.guide.accept((token,))
+
+    def _count(self, token: int) -> None:
         if self.repeats:
             self._seen[token] = None
         if self.counts_output:
@@ -98,10 +112,14 @@ class Drawn:
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Drawn]:
     """``logits``: float32 [row][vocabulary]."""
-    edited = [i for i, row in enumerate(rows) if row.state.edits(ban_stops=row.ban_stops)]
-    chosen_from = logits.clone() if edited else logits
+    guided = [i for i, row in enumerate(rows) if row.state.guide is not None]
+    edited = [i for i, row in enumerate(rows) if row.state.edits(ban_stops=_bans(row))]
+    chosen_from = logits.clone() if guided or edited else logits
+    if guided:
+        allowed = allowed_tokens([_guided(rows[i]) for i in guided], logits)
+        chosen_from[guided] = chosen_from[guided].masked_fill_(~allowed, float("-inf"))
     for i in edited:
-        rows[i].state.edit(chosen_from[i], ban_stops=rows[i].ban_stops)
+        rows[i].state.edit(chosen_from[i], ban_stops=_bans(rows[i]))
     finite = (torch.isfinite(logits.amax(dim=-1)) & torch.isfinite(chosen_from.amax(dim=-1))).tolist()
     tokens = chosen_from.argmax(dim=-1).tolist()
     drawn = [i for i, row in enumerate(rows) if not row.state.greedy and finite[i]]
@@ -112,6 +130,16 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Drawn]:
         Drawn(token, _logprob(logits[i], token, row.state.sampling.logprobs)) if finite[i] else Drawn(None)
         for i, (row, token) in enumerate(zip(rows, tokens, strict=True))
     ]
+
+
+def _bans(row: Row) -> bool:
+    """A guide bans stop tokens itself, as it knows whether anything else may come."""
+    return row.ban_stops and row.state.guide is None
+
+
+def _guided(row: Row) -> tuple[Guide, Sequence[int], bool]:
+    assert row.state.guide is not None  # noqa: S101 - asked for guided rows only
+    return row.state.guide, row.state.stop_ids, row.ban_stops
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:

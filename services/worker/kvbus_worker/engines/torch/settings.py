@@ -11,6 +11,24 @@ Dtype = Literal["float32", "bfloat16"]
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
 
+TOKENIZER = "tokenizer.json"
+
+
+class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What guidance may cost.
+
+    ``source_bytes``: schemas and grammars of one request. ``check_s``, ``check_bytes``: processor time and memory for trying one
+    out. ``cache_entries``, ``cache_bytes``: compiled grammars kept, counted by their sources. ``waiting``: requests whose grammar
+    is being compiled; more are refused.
+    """
+
+    source_bytes: int = 1 << 20
+    check_s: int = 3
+    check_bytes: int = 1 << 30
+    cache_entries: int = 256
+    cache_bytes: int = 16 << 20
+    waiting: int = 256
+
 
 class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``model_dir``: a folder in the Hugging Face layout (config.json, safetensors).
@@ -35,6 +53,7 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     max_steps_ahead: int = 64
     threads: int = 1
+    grammars: GrammarLimits = GrammarLimits()
 
     @property
     def on_cpu(self) -> bool:

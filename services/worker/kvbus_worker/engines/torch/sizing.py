@@ -1,8 +1,10 @@
 """How many blocks the cache has, and what the engine says about itself."""
 
+from pathlib import Path
+
 from kvbus_worker.engines.base import EngineInfo
 from kvbus_worker.engines.torch.config import ModelConfig
-from kvbus_worker.engines.torch.settings import DTYPE_BYTES, TorchSettings
+from kvbus_worker.engines.torch.settings import DTYPE_BYTES, TOKENIZER, TorchSettings
 
 _CPU_CACHE_BYTES = 1 << 30
 _GPU_SHARE = 0.9  # of the memory that is free once the model is loaded
@@ -57,4 +59,5 @@ def describe(
         block_bytes=block_bytes(config, settings),
         prefill_tokens_per_s=prefill_tokens_per_s,
         decode_step_s=decode_step_s,
+        guidance=(Path(settings.model_dir) / TOKENIZER).is_file(),
     )
