@@ -40,8 +40,8 @@ def case_parser(case: Mapping[str, Any]) -> Parser:
         raise BadCaseError("parser is neither a name nor an object")
     prompt_tells = request.get("prompt_opens_reasoning") or request.get("prompt_closed_reasoning")
     return open_parser(
-        tool=named.get("tool"),
-        reasoning=None if request.get("grammar_active_from_first_token") else named.get("reasoning"),
+        tool=_name(named, "tool"),
+        reasoning=None if request.get("grammar_active_from_first_token") else _name(named, "reasoning"),
         tools=_tools(case, request),
         reasoning_open=bool(request.get("prompt_opens_reasoning")) if prompt_tells else None,
         calls=_calls(case, request),
@@ -76,14 +76,23 @@ def _call(call: CallSegment) -> JsonObject:
 
 
 def _object(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = parent.get(key) or {}
-    if not isinstance(value, Mapping):
+    value = parent.get(key)
+    if not isinstance(value, Mapping | None):
         raise BadCaseError(f"{key} is no object")
+    return value or {}
+
+
+def _name(named: Mapping[str, Any], key: str) -> str | None:
+    value = named.get(key)
+    if not isinstance(value, str | None):
+        raise BadCaseError(f"the {key} parser is no name")
     return value
 
 
 def _tools(case: Mapping[str, Any], request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    tools = case.get("tools") or request.get("tools") or []
+    tools = case.get("tools", request.get("tools"))
+    if tools is None:
+        return []
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise BadCaseError("tools is no list of objects")
     return tools

@@ -38,6 +38,7 @@ _TOOL_RULES = (
     _rule("minimax_m3", "]<]minimax[>["),
     _rule("minimax_m2", "<minimax:tool_call>"),
     _rule("dots", "<dots_function_call>"),
+    _rule("gigachat35", "｜GCML｜"),
     _rule("deepseek_v3_2", "｜DSML｜", "function_calls"),
     _rule("deepseek_v4_1", "｜DSML｜ calls"),
     _rule("deepseek_v4", "｜DSML｜"),

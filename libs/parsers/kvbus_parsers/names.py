@@ -52,7 +52,7 @@ def tool_formats() -> Mapping[str, ToolFormat]:
     for module in _modules():
         found |= {known.name: known for known in getattr(module, "FORMATS", ())}
         aliases |= getattr(module, "ALIASES", {})
-    return found | {alias: found[name] for alias, name in aliases.items()}
+    return found | {_normal(alias): found[name] for alias, name in aliases.items()}
 
 
 @lru_cache(maxsize=1)
@@ -63,7 +63,7 @@ def reasoning_formats() -> Mapping[str, ReasoningFormat]:
     for module in _modules():
         found |= {known.name: known for known in getattr(module, "REASONING", ())}
         aliases |= getattr(module, "REASONING_ALIASES", {})
-    return found | {alias: found[name] for alias, name in aliases.items()}
+    return found | {_normal(alias): found[name] for alias, name in aliases.items()}
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""DeepSeek's DSML: V3.2, V4 and V4.1, which differ in the name of the block and in spaces.
+"""DeepSeek's DSML: V3.2, V4 and V4.1, which differ in the name of the block and in spaces. GigaChat 3.5 says GCML.
 
     <｜DSML｜tool_calls>⏎<｜DSML｜invoke name="NAME">⏎<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>⏎
     </｜DSML｜invoke>⏎</｜DSML｜tool_calls>
@@ -22,16 +22,16 @@ _BLOCKS = ("function_calls", "tool_calls", "toolcalls", "tool", "calls")
 _WRAPPERS = ("arguments", "input")
 
 
-def _tags(name: str, end: str = "") -> tuple[str, ...]:
-    return f"｜DSML｜{name}{end}", f"｜DSML｜ {name}{end}"
+def _tags(prefix: str, name: str, end: str = "") -> tuple[str, ...]:
+    return f"｜{prefix}｜{name}{end}", f"｜{prefix}｜ {name}{end}"
 
 
-def _start(name: str) -> tuple[str, ...]:
-    return tuple(f"<{tag}" for tag in _tags(name))
+def _start(prefix: str, name: str) -> tuple[str, ...]:
+    return tuple(f"<{tag}" for tag in _tags(prefix, name))
 
 
-def _end(name: str) -> tuple[str, ...]:
-    return tuple(f"</{tag}>" for tag in _tags(name))
+def _end(prefix: str, name: str) -> tuple[str, ...]:
+    return tuple(f"</{tag}>" for tag in _tags(prefix, name))
 
 
 class _DsmlTags(InvokeTags):
@@ -81,19 +81,25 @@ def _wraps(text: str, schema: Schema) -> bool:
     return isinstance(members, dict) and all(schema.declares(key) for key in members)
 
 
-def _format() -> ToolFormat:
-    openers = tuple(f"<{tag}" for block in _BLOCKS for tag in _tags(block, ">"))
-    closers = tuple(tag for block in _BLOCKS for tag in _end(block))
-    calls = _DsmlTags(_start("invoke"), _end("invoke"), _start("parameter"), _end("parameter"), closers)
+def _format(name: str, prefix: str) -> ToolFormat:
+    openers = tuple(f"<{tag}" for block in _BLOCKS for tag in _tags(prefix, block, ">"))
+    closers = tuple(tag for block in _BLOCKS for tag in _end(prefix, block))
+    calls = _DsmlTags(
+        _start(prefix, "invoke"),
+        _end(prefix, "invoke"),
+        _start(prefix, "parameter"),
+        _end(prefix, "parameter"),
+        closers,
+    )
     section = markup.Section(openers, closers, calls.opens, calls.read_call, (*calls.closes, *calls.parameter_closes))
 
     def read(context: Context, opener: str) -> Step[bool]:
         return (yield from (section.read if opener in openers else calls.read_call)(context, opener))
 
-    return ToolFormat("deepseek_v3_2", (*openers, *calls.opens), read, strays=closers + section.strays)
+    return ToolFormat(name, (*openers, *calls.opens), read, strays=closers + section.strays)
 
 
-FORMATS = (_format(),)
+FORMATS = (_format("deepseek_v3_2", "DSML"), _format("gigachat35", "GCML"))
 
 ALIASES = {
     "deepseek_v32": "deepseek_v3_2",

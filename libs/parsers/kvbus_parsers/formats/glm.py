@@ -134,6 +134,8 @@ ALIASES = {
     "glm5": "glm47",
     "ling3": "glm47",
     "poolside_v1": "glm47",
+    "spark25": "glm47",
+    "hunyuan": "hy_v3",
 }
 
 REASONING = (
