@@ -55,15 +55,17 @@ class Instance(Protocol):
 
 class _LogSink:
     """Into the log of the response's events, when it has one, whether or not anybody reads. A log that cannot be written ends the
-    stream for its readers, not the response."""
+    stream for its readers, not the response. ``running``: the record from the moment on when an engine has begun."""
 
-    def __init__(self, store: ResponseStore, creation: Creation, log: Any) -> None:
+    def __init__(self, store: ResponseStore, creation: Creation, running: StoredResponse, log: Any) -> None:
         self._store = store
         self._creation = creation
+        self._running = running
         self._log = log
         self._broken = not creation.is_streamed_in_background
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        await self._store.save(self._running)
 
     async def send(self, events: Iterable[bytes]) -> None:
         await self._append(b"".join(events))
@@ -109,12 +111,11 @@ class BackgroundResponses:
 
     async def _run(self, ticket: Ticket, creation: Creation, admission: AsyncExitStack) -> None:
         """Never raises but by cancellation from outside: whatever happens becomes the response's status."""
-        sink = _LogSink(self._store, creation, self._me.log)
+        running = creation.stored("in_progress", owner=self._me.instance_id, incarnation=self._me.incarnation)
+        sink = _LogSink(self._store, creation, running, self._me.log)
         async with admission:
-            await sink.send(creation.output.queued())
-            running = creation.stored("in_progress", owner=self._me.instance_id, incarnation=self._me.incarnation)
             try:
-                await self._store.save(running)
+                await sink.send(creation.output.queued())
                 await self._flow.stream(ticket, creation, sink)
             except ApiError as refusal:
                 ticket.fields["status"] = refusal.status

@@ -46,10 +46,10 @@ class SocketHandler:
         if len(self._open) >= settings.max_websockets:
             self._api.meters.refused.labels("websockets").inc()
             raise ApiError(503, "Too many WebSocket connections are open.", code="overloaded", retry_after_s=1.0)
-        await socket.prepare(http_request)
         self._open.add(socket)
         self._gauge.set(len(self._open))
         try:
+            await socket.prepare(http_request)
             await _Connection(self._api, self._flow, http_request, socket, self._log).serve()
         finally:
             self._open.discard(socket)
