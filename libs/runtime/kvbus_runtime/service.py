@@ -124,6 +124,7 @@ class Service:
         return self._stop.is_set()
 
     async def _open(self) -> None:
+        self.health.set("running", False, "starting")
         self.health.set("bus", False, "connecting")
         self.bus.on_disconnect(lambda: self.health.set("bus", False, "disconnected"))
         self.bus.on_reconnect(lambda: self.health.set("bus", True, "connected"))
@@ -231,7 +232,9 @@ async def _start_app(service: Service, settings: S, start: StartApp[S]) -> App |
 
     async def bring_up() -> App:
         await service._open()
-        return await start(service, settings)
+        app = await start(service, settings)
+        service.health.set("running", True)
+        return app
 
     up = service.spawn(bring_up(), name="start")
     stop = service.spawn(_wait(service._stop), name="stop")

@@ -265,6 +265,29 @@ async def test_a_failing_drain_and_close_do_not_stop_the_end(nats_server: NatsSe
         pass
 
 
+async def test_it_is_ready_only_when_its_app_is_up(nats_server: NatsServer, namespace: str) -> None:
+    service: Service | None = None
+    may_come_up = asyncio.Event()
+
+    async def start(given: Service, _settings: CommonSettings) -> IdleApp:
+        nonlocal service
+        service = given
+        await may_come_up.wait()
+        return IdleApp()
+
+    async def run() -> None:
+        async with host("probe", CommonSettings(nats=nats_server.url, namespace=namespace, health_port=-1), start):
+            assert service is not None
+            assert service.health.ready
+
+    hosted = asyncio.create_task(run())
+    await eventually(lambda: service is not None and service.health.is_ok("bus"))
+    assert service is not None
+    assert not service.health.ready
+    may_come_up.set()
+    await hosted
+
+
 async def test_readiness_follows_the_bus(namespace: str) -> None:
     with NatsServer() as server:
         async with running_service(server.url, namespace) as service:
