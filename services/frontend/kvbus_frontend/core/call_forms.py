@@ -11,15 +11,20 @@ from typing import Any
 import msgspec
 
 from kvbus_frontend.core.schemas import is_plain_name, resolve, types_of
-from kvbus_wire.guidance import GuidedArgument
+from kvbus_parsers.names import tool_format
+from kvbus_wire.guidance import GuidedArgument, ValueKind
 
 
 class ElementForm(msgspec.Struct, frozen=True):
-    """Arguments as elements: ``before`` key ``between`` value ``after``."""
+    """Arguments as elements: ``before`` key ``between`` value ``after``.
+
+    ``between_json``: for what is no string, in formats that say so; otherwise the schema tells the types.
+    """
 
     before: str
     between: str
     after: str
+    between_json: str = ""
 
 
 class CallForm(msgspec.Struct, frozen=True):
@@ -69,6 +74,19 @@ def _functions_in_tags(opener: str, closer: str) -> CallForm:
     )
 
 
+def _dsml(block: str) -> CallForm:
+    return CallForm(
+        '<｜DSML｜invoke name="{name}">\n',
+        "</｜DSML｜invoke>",
+        opening=f"<｜DSML｜{block}>\n",
+        closing=f"\n</｜DSML｜{block}>",
+        trigger=f"<｜DSML｜{block}>",
+        elements=ElementForm(
+            '<｜DSML｜parameter name="', '" string="true">', "</｜DSML｜parameter>\n", '" string="false">'
+        ),
+    )
+
+
 BARE_ARRAY = _json_array("[", "]", "", "parameters")
 
 _HERMES = _json_in_tags("<tool_call>", "</tool_call>")
@@ -76,12 +94,10 @@ _QWEN3_CODER = _functions_in_tags("<tool_call>", "</tool_call>")
 
 CALL_FORMS: Mapping[str, CallForm] = {
     "hermes": _HERMES,
-    "granite4": _HERMES,
     "longcat": _json_in_tags("<longcat_tool_call>", "</longcat_tool_call>"),
     "ernie45": _HERMES,
     "nemotron_deci": _json_array("<TOOLCALL>[", "]</TOOLCALL>", "<TOOLCALL>"),
     "jamba": _json_array("<tool_calls>[", "]</tool_calls>", "<tool_calls>"),
-    "hunyuan_a13b": _json_array("<tool_calls>[", "]</tool_calls>", "<tool_calls>"),
     "granite": _json_array("<|tool_call|>[", "]", "<|tool_call|>"),
     "phi4": _json_array("functools[", "]", "functools["),
     "llama3_json": CallForm('{"name": {json_name}, "parameters": ', "}", single=True),
@@ -121,7 +137,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
         closing="<｜tool▁calls▁end｜>",
         trigger="<｜tool▁calls▁begin｜>",
     ),
-    "deepseek_v31": CallForm(
+    "deepseek_v3_1": CallForm(
         "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
         "<｜tool▁call▁end｜>",
         separator="",
@@ -129,11 +145,61 @@ CALL_FORMS: Mapping[str, CallForm] = {
         closing="<｜tool▁calls▁end｜>",
         trigger="<｜tool▁calls▁begin｜>",
     ),
-    "gpt_oss": CallForm(
+    "deepseek_v3_2": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
+    "cohere_command": CallForm(
+        '{"tool_call_id": "0", "tool_name": {json_name}, "parameters": ',
+        "}",
+        separator=",\n    ",
+        opening="<|START_ACTION|>[\n    ",
+        closing="\n]<|END_ACTION|>",
+        trigger="<|START_ACTION|>",
+    ),
+    "apertus": CallForm(
+        "{{json_name}: ",
+        "}",
+        separator=", ",
+        opening="<|tools_prefix|>[",
+        closing="]<|tools_suffix|>",
+        trigger="<|tools_prefix|>",
+    ),
+    "granite_20b_fc": CallForm(
+        '<function_call> {"name": {json_name}, "arguments": ', "}", separator=" ", trigger="<function_call>"
+    ),
+    "internlm2": CallForm(
+        '<|action_start|><|plugin|>\n{"name": {json_name}, "parameters": ',
+        "}<|action_end|>",
+        trigger="<|action_start|>",
+        single=True,
+    ),
+    "minicpm5": CallForm(
+        '<function name="{name}">',
+        "</function>",
+        separator="",
+        trigger="<function",
+        elements=ElementForm('<param name="', '">', "</param>"),
+    ),
+    "harmony": CallForm(
         "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "", single=True
     ),
 }  # fmt: skip
-"""By the names of `kvbus_parsers`."""
+"""By the names of `kvbus_parsers`; aliases are here where a family has changed its spelling."""
+
+
+def call_form(tool: str | None) -> CallForm | None:
+    """By the name or alias of a tool-call format; None: calls of this format cannot be given this way. Raise UnknownFormatError."""
+    if tool is None:
+        return None
+    alias = tool.lower().replace("-", "_").replace(".", "_")
+    return CALL_FORMS.get(_ALIASES.get(alias, alias)) or CALL_FORMS.get(tool_format(tool).name)
+
+
+_ALIASES = {
+    "deepseek_v31": "deepseek_v3_1",
+    "deepseekv31": "deepseek_v3_1",
+    "deepseekv4": "deepseek_v4",
+    "glm46": "glm45",
+}
 
 
 def element_arguments(schema: Mapping[str, Any], form: ElementForm) -> tuple[GuidedArgument, ...] | None:
@@ -154,27 +220,22 @@ def element_arguments(schema: Mapping[str, Any], form: ElementForm) -> tuple[Gui
     for name, value in properties.items():
         if not is_plain_name(name) or _leads_out(value):
             return None
-        argument = _element(value, schema)
-        arguments.append(
-            msgspec.structs.replace(
-                argument,
-                begin=f"{form.before}{name}{form.between}",
-                end=form.after,
-                required=name in required,
-            )
-        )
+        kind, text = _content(value, schema, typed=bool(form.between_json))
+        between = form.between_json if kind == "json" and form.between_json else form.between
+        begin = f"{form.before}{name}{between}"
+        arguments.append(GuidedArgument(begin=begin, kind=kind, end=form.after, text=text, required=name in required))
     return tuple(arguments)
 
 
-def _element(value: Any, root: Mapping[str, Any]) -> GuidedArgument:
-    if "string" in types_of(value, root):
+def _content(value: Any, root: Mapping[str, Any], *, typed: bool) -> tuple[ValueKind, str]:
+    """What stands in an element. ``typed``: where more than strings are possible, the format can say that this is none."""
+    types = types_of(value, root)
+    if "string" in types and not (typed and len(types) > 1):
         choices = _choices(value, root)
-        if choices is None:
-            return GuidedArgument(begin="", kind="text", end="")
-        return GuidedArgument(begin="", kind="regex", end="", text="|".join(map(escaped, choices)))
+        return ("text", "") if choices is None else ("regex", "|".join(map(escaped, choices)))
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     schema = {**value, **definitions} if isinstance(value, dict) else value
-    return GuidedArgument(begin="", kind="json", end="", text=msgspec.json.encode(schema).decode())
+    return "json", msgspec.json.encode(schema).decode()
 
 
 def _choices(value: Any, root: Mapping[str, Any]) -> list[str] | None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from kvbus_frontend.core.call_forms import BARE_ARRAY, CALL_FORMS, CallForm, element_arguments
+from kvbus_frontend.core.call_forms import BARE_ARRAY, CallForm, call_form, element_arguments
 from kvbus_frontend.core.schemas import DEFAULT_LIMITS, SchemaLimits, check_schema, types_of
-from kvbus_parsers.grammar import ReasoningFormat
-from kvbus_parsers.names import UnknownFormatError, reasoning_format, tool_format
+from kvbus_parsers.names import reasoning_format, tool_format
 from kvbus_protocols.conversation import CUSTOM_INPUT, CUSTOM_SCHEMA, Conversation, Grammar, ToolSpec
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
@@ -49,15 +48,14 @@ class _Channels(msgspec.Struct, frozen=True):
     tail: str = ""
 
 
-_CHANNELS: Mapping[str, _Channels] = {
-    "cohere": _Channels(
-        FreeBlock(begin="<|START_THINKING|>", end="<|END_THINKING|>"), "<|START_RESPONSE|>", "<|END_RESPONSE|>"
-    ),
-    "gpt_oss": _Channels(
-        FreeBlock(begin="<|channel|>analysis<|message|>", end="<|end|><|start|>assistant"),
-        "<|channel|>final<|message|>",
-    ),
-}
+_HARMONY = _Channels(
+    FreeBlock(begin="<|channel|>analysis<|message|>", end="<|end|><|start|>assistant"), "<|channel|>final<|message|>"
+)
+_COHERE = _Channels(
+    FreeBlock(begin="<|START_THINKING|>", end="<|END_THINKING|>"), "<|START_RESPONSE|>", "<|END_RESPONSE|>"
+)
+_CHANNELS: Mapping[str, _Channels] = {"harmony": _HARMONY, "gpt_oss": _HARMONY, "cohere_command": _COHERE}
+"""By the names of tool-call and reasoning formats."""
 
 
 class Guided(msgspec.Struct, frozen=True):
@@ -82,24 +80,14 @@ def guidance_of(
     names that no parser has.
     """
     choice = conversation.tool_choice
-    tools = _callable_tools(conversation, fields)
-    if choice.mode == "none":
-        tools = []
-    form = _form_of(tool) if tool is not None else None
-    guided = _answer(conversation, tools, form, fields, limits)
+    tools = [] if choice.mode == "none" else _callable_tools(conversation, fields)
+    guided = _answer(conversation, tools, call_form(tool), fields, limits)
     if choice.mode == "none" and guided.calls == "auto":
         guided = msgspec.structs.replace(guided, calls="drop")
-    if guided.guidance is None:
+    if guided.guidance is None or guided.guidance.form == "free":  # free text holds thoughts as it is
         return guided
-    guidance = _with_thoughts(guided.guidance, reasoning, reasoning_open)
-    return msgspec.structs.replace(guided, guidance=guidance)
-
-
-def _form_of(tool: str) -> CallForm | None:
-    try:
-        return CALL_FORMS.get(tool_format(tool).name)
-    except UnknownFormatError:  # TEMPORARY until all formats are there
-        return CALL_FORMS.get(tool)
+    thoughts = _thoughts(tool, reasoning)
+    return guided if thoughts is None else _with_thoughts(guided, thoughts, reasoning_open)
 
 
 class _Tool(msgspec.Struct, frozen=True):
@@ -277,28 +265,44 @@ def _check_grammar(grammar: Grammar, param: str) -> None:
         )
 
 
-def _with_thoughts(guidance: Guidance, reasoning: str | None, is_open: bool | None) -> Guidance:
-    """Free text holds thoughts as it is. ``is_open`` False: the prompt has closed them, so that none come."""
-    if reasoning is None or guidance.form == "free":
-        return guidance
-    try:
-        known = reasoning_format(reasoning)
-    except UnknownFormatError:  # TEMPORARY until all formats are there
-        known = ReasoningFormat(reasoning)
-    channels = _CHANNELS.get(known.name)
-    if is_open is None:
-        is_open = known.starts_open or None
-    return msgspec.structs.replace(
-        guidance,
-        blocks=() if is_open is False else (channels.thoughts if channels is not None else _block(known),),
-        open_block=bool(is_open),
-        lead=channels.lead if channels is not None else "",
-        tail=channels.tail if channels is not None else "",
-    )
+class _Thoughts(msgspec.Struct, frozen=True):
+    block: FreeBlock
+    starts_open: bool = False
+    lead: str = ""
+    tail: str = ""
 
 
-def _block(known: ReasoningFormat) -> FreeBlock:
+def _thoughts(tool: str | None, reasoning: str | None) -> _Thoughts | None:
+    """How the model thinks before it answers, if it does."""
+    calls = tool_format(tool) if tool is not None else None
+    own = calls.reasoning if calls is not None else None
+    known = reasoning_format(reasoning) if reasoning is not None else own
+    channels = _CHANNELS.get(known.name if known else calls.name if calls else "")
+    if channels is not None:
+        return _Thoughts(channels.thoughts, lead=channels.lead, tail=channels.tail)
+    if known is None or known.whole is not None:
+        return None
     if not known.openers:  # thoughts are not split from the text, but the model writes them all the same
-        return FreeBlock(begin="<think>", end="</think>")
+        return _Thoughts(FreeBlock(begin="<think>", end="</think>"), known.starts_open)
     label = f"{known.label}\n" if known.label else ""
-    return FreeBlock(begin=known.openers[0] + label, end=known.closers[0])
+    return _Thoughts(FreeBlock(begin=known.openers[0] + label, end=known.closers[0]), known.starts_open)
+
+
+def _with_thoughts(guided: Guided, thoughts: _Thoughts, is_open: bool | None) -> Guided:
+    """``is_open`` False: the prompt has closed them, so that none come."""
+    guidance = guided.guidance
+    if guidance is None:
+        return guided
+    section = guidance.section
+    if section is not None and guided.calls == "guided_array":  # calls of a foreign form stand where text does
+        begin, end = thoughts.lead + section.begin, section.end + thoughts.tail
+        section = msgspec.structs.replace(section, begin=begin, end=end)
+    guidance = msgspec.structs.replace(
+        guidance,
+        section=section,
+        blocks=() if is_open is False else (thoughts.block,),
+        open_block=thoughts.starts_open if is_open is None else is_open,
+        lead=thoughts.lead,
+        tail=thoughts.tail,
+    )
+    return msgspec.structs.replace(guided, guidance=guidance)

@@ -35,7 +35,7 @@ _STACK_BYTES = 64 << 20
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-class _Vocabulary:
+class Vocabulary:
     """The model's tokenizer as grammars need it. Reading one takes about a second."""
 
     def __init__(self, path: Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._limits = limits
-        self._vocabulary: _Vocabulary | None = None
+        self._vocabulary: Vocabulary | None = None
         self._checker = GrammarChecker(limits.check_s, limits.check_bytes)
         self._compiled: OrderedDict[bytes, _Compiled] = OrderedDict()
         self._bytes = 0
@@ -161,16 +161,16 @@ class Grammars:
             vocabulary = self._vocabulary
             if vocabulary is None:
                 vocabulary = self._vocabulary = await self._in_thread(self._read_vocabulary)
-            matcher = await self._in_thread(lambda: _compile(guidance, vocabulary))
+            matcher = await self._in_thread(lambda: compile_grammar(guidance, vocabulary))
         except BadGrammar as problem:
             return _Compiled(
                 size_bytes, refusal=EngineError(ErrorCode.INVALID_REQUEST, str(problem), param=problem.param)
             )
         return _Compiled(size_bytes, matcher)
 
-    def _read_vocabulary(self) -> _Vocabulary:
+    def _read_vocabulary(self) -> Vocabulary:
         try:
-            return _Vocabulary(self._path, self._vocab_size, self._eos_ids)
+            return Vocabulary(self._path, self._vocab_size, self._eos_ids)
         except (OSError, ValueError, msgspec.DecodeError) as error:
             raise EngineError(
                 ErrorCode.UNSUPPORTED, f"{self._path.name} cannot be used for guidance: {error}"
@@ -194,7 +194,7 @@ class Grammars:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _compile(guidance: Guidance, vocabulary: _Vocabulary) -> llguidance.LLMatcher:
+def compile_grammar(guidance: Guidance, vocabulary: Vocabulary) -> llguidance.LLMatcher:
     """Raise BadGrammar."""
     grammar = compose(guidance, vocabulary.specials, vocabulary.eos_ids)
     matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits())
