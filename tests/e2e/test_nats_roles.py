@@ -37,6 +37,9 @@ def test_every_role_has_what_it_needs_and_nothing_is_refused(
     first = system.chat(QUESTION, max_tokens=8)
     second = system.chat(QUESTION, max_tokens=8)
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] // 16 * 16 - 16
+    made = json.loads(system.post("/v1/responses", {"model": system.model, "input": "hi", "max_output_tokens": 8}))
+    again = {"model": system.model, "input": "hi", "max_output_tokens": 8, "previous_response_id": made["id"]}
+    assert "response.queued" in system.post("/v1/responses", {**again, "background": True, "stream": True})
 
     operator = ("--nats-user", "operator", "--nats-password", "secret-of-operator")
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from kvbus_frontend.core.failures import api_error
 from kvbus_frontend.core.sealing import Sealer
-from kvbus_frontend.core.stored_responses import StoredResponse, pack, unpack
+from kvbus_frontend.core.stored_responses import NotAResponse, StoredResponse, pack, unpack
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_runtime.buckets import Bucket, BucketLimits
 from kvbus_runtime.bus import Bus, RequestFailed
@@ -75,7 +75,7 @@ class ResponseStore:
         found = data
         try:
             return await self._work(len(found), lambda: unpack(found))
-        except ValueError as problem:
+        except NotAResponse as problem:
             self._log.error("stored_response_broken", response=response_id, error=str(problem))
             return None
 

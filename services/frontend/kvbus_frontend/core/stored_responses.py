@@ -18,6 +18,10 @@ COMPRESSION = 1
 """Histories are repetitive, and a response waits while it is packed."""
 
 
+class NotAResponse(Exception):
+    """Bytes that are no stored response."""
+
+
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """``response``: the object as it was sent. ``input``: the items of its request; ``earlier``: those before, oldest first.
 
@@ -62,11 +66,11 @@ def pack(stored: StoredResponse) -> bytes:
 
 
 def unpack(data: bytes) -> StoredResponse:
-    """Raise ValueError for bytes that are no stored response."""
+    """Raise NotAResponse."""
     try:
         return msgspec.json.decode(zlib.decompress(data), type=StoredResponse)
     except (zlib.error, msgspec.DecodeError) as error:
-        raise ValueError(str(error)) from error
+        raise NotAResponse(str(error)) from error
 
 
 # items
