@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from kvbus_parsers.grammar import Context, Grammar, ReasoningFormat, ToolFormat
 from kvbus_parsers.json_scan import JsonEnd
+from kvbus_parsers.markup import cut_off
 from kvbus_parsers.source import Step, markers
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -77,7 +78,7 @@ class _Output:
         """Behind a message the next one begins. Text that stands here is shown."""
         yield from self._source.skip_space()
         token = yield from self._source.one_of(_TOKENS)
-        if token is None and self._source.exhausted:
+        if token is None and ((yield from cut_off(self._context, _TOKENS)) or self._source.exhausted):
             self._sink.close_reasoning()
             self._sink.marker()
         elif token is None:
@@ -109,7 +110,7 @@ class _Output:
         if not self._source.cut_off:
             # A header without a message. What is no word of a header was meant to be read.
             self._begin(_Kind.TEXT)
-            self._say(" ".join(_HEADER_WORDS.sub(" ", token + text).split()))
+            self._say(_HEADER_WORDS.sub("", token + text))
         return stop if stop or self._source.exhausted else (yield from self._between())
 
     def _body(self, header: str) -> Step[str | None]:
