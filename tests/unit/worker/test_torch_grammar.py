@@ -98,8 +98,12 @@ def follows(guidance: Guidance, text: str, vocabulary: Vocabulary) -> bool | Non
         ('{"x": "1"}', False),
         ('{"x": 1}\n', False),
         (" {}", False),
-        ("{" + " " * 64 + '"x": 1}', True),
-        ("{" + " " * 65, False),
+        ('{ "x": 1 }', True),
+        ('{"x": 1\r\n\t}', True),
+        ("{  ", False),
+        ("{\n\n", False),
+        ("{\n" + " " * 32 + '"x": 1}', True),
+        ("{\n" + " " * 33, False),
     ],
 )
 def test_json_follows_its_schema(text: str, expected: bool | None, vocabulary: Vocabulary) -> None:

@@ -14,8 +14,9 @@ import msgspec
 
 from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
 
-JSON_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-"""White space between the tokens of JSON: enough for deep indentation, and an end for a model that writes nothing else."""
+JSON_SPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,32}"
+"""White space between the tokens of JSON: a space, or a line end and indentation, which is how JSON is written. What else the
+standard allows is what models fall into that do not know how to go on."""
 
 _ANY = "/(?s:.*)/"
 _SPACE_AFTER_BLOCK = r"/[ \t\r\n]{1,16}/"
