@@ -90,6 +90,13 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     prompt_cache_bytes: Annotated[
         int, Flag("memory for tokens and block keys of prompts seen before (0: no cache)")
     ] = 128 << 20
+    written_calls_bytes: Annotated[
+        int, Flag("memory for tool calls as models wrote them, used when they come back")
+    ] = 32 << 20
+    max_written_calls: Annotated[int, Flag("most tool calls kept for that")] = 100_000
+    written_calls_ttl_s: Annotated[
+        float, Flag("a kept tool call that nobody asks for is forgotten after this long")
+    ] = 86_400.0
     inline_prompt_bytes: Annotated[int, Flag("bodies up to this size are prepared on the event loop")] = 50_000
 
     def __post_init__(self) -> None:
@@ -107,7 +114,10 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
-        for name in ("route_retries", "migration_limit", "inline_prompt_bytes", "prompt_cache_bytes"):
+        for name in (
+            "route_retries", "migration_limit", "inline_prompt_bytes", "prompt_cache_bytes", "written_calls_bytes",
+            "max_written_calls", "written_calls_ttl_s",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         Stability.of(self)

@@ -13,8 +13,11 @@ from kvbus_frontend.core.aliases import Aliases
 from kvbus_frontend.core.catalog import Departed, Offer, offers_of
 from kvbus_frontend.core.choice_text import ChoiceText
 from kvbus_frontend.core.formats import Formats, chosen_format, told_formats
+from kvbus_frontend.core.message_style import style_of
 from kvbus_frontend.core.prompt import Prompt
+from kvbus_frontend.core.requests import PromptForm
 from kvbus_frontend.core.template_limits import TemplateLimits, limits_of
+from kvbus_frontend.core.template_traits import TemplateTraits, traits_of
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_protocols.generation import GenerationRequest
 from kvbus_runtime.discovery import Directory
@@ -45,7 +48,7 @@ class BundleStore(Protocol):
 class TextSide(msgspec.Struct, frozen=True):
     """What a bundle holds, ready for use. ``end_token_ids``: the tokenizer's own end of a turn.
 
-    ``formats``, ``limits``: told from the template.
+    ``formats``, ``limits``, ``traits``: told from the template.
     """
 
     tokenizer: Tokenizer
@@ -54,6 +57,7 @@ class TextSide(msgspec.Struct, frozen=True):
     end_token_ids: tuple[int, ...]
     formats: Formats
     limits: TemplateLimits
+    traits: TemplateTraits
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -75,6 +79,10 @@ class ServedModel(msgspec.Struct, frozen=True):
             tool=chosen_format(self.card.tool_call_parser, self.text.formats.tool),
             reasoning=chosen_format(self.card.reasoning_parser, self.text.formats.reasoning),
         )
+
+    @property
+    def prompt_form(self) -> PromptForm:
+        return PromptForm(self.text.template, self.text.limits, style_of(self.text.traits, self.formats))
 
     @property
     def system_fingerprint(self) -> str:
@@ -101,7 +109,7 @@ def load_text_side(data: bytes, name: str) -> TextSide:
     template = load_template(bundle, tokenizer)
     formats = told_formats(template, bundle)
     end_token_ids = () if eos is None else (eos,)
-    text = TextSide(tokenizer, template, generation, end_token_ids, formats, limits_of(template))
+    text = TextSide(tokenizer, template, generation, end_token_ids, formats, limits_of(template), traits_of(template))
     _return_freed_memory()
     return text
 

@@ -1,6 +1,6 @@
 """One choice: tokens in; text, reasoning and tool calls out, up to a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -21,11 +21,22 @@ class Said(msgspec.Struct, frozen=True):
 class ChoiceStream:
     """Text and parser of one choice. Both go on unchanged when the request migrates to another worker."""
 
-    def __init__(self, text: ChoiceText, parser: Parser | None = None, *, max_calls: int | None = None) -> None:
-        """``parser``: None where all output is text. ``max_calls``: the choice ends after that many tool calls."""
+    def __init__(
+        self,
+        text: ChoiceText,
+        parser: Parser | None = None,
+        *,
+        max_calls: int | None = None,
+        on_call: Callable[[CallEnded], None] | None = None,
+    ) -> None:
+        """``parser``: None where all output is text. ``max_calls``: the choice ends after that many tool calls.
+
+        ``on_call`` is told of each call that is complete.
+        """
         self._text = text
         self._parser = parser
         self._calls_left = max_calls
+        self._on_call = on_call
         self.reasoning_tokens = 0
         self.token_ids: list[int] = []
 
@@ -56,7 +67,9 @@ class ChoiceStream:
             finish = Finish("stop", self._text.matched)
         events = (*self._feed(piece.text), *self._end(finish))
         end = self._last_call(events)
-        return Said(events, piece.tokens, finish) if end is None else Said(events[:end], piece.tokens, Finish("stop"))
+        if end is not None:
+            return self._said(events[:end], piece.tokens, Finish("stop"))
+        return self._said(events, piece.tokens, finish)
 
     def _take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Said:
         before = self._text.output_tokens
@@ -65,11 +78,18 @@ class ChoiceStream:
         events = self._feed(piece.text)
         end = self._last_call(events)
         if end is not None:
-            return Said(tuple(events[:end]), piece.tokens, Finish("stop"))
+            return self._said(events[:end], piece.tokens, Finish("stop"))
         if self._text.matched is not None:
             finish = Finish("stop", self._text.matched)
-            return Said((*events, *self._end(finish)), piece.tokens, finish)
-        return Said(tuple(events), piece.tokens)
+            return self._said((*events, *self._end(finish)), piece.tokens, finish)
+        return self._said(events, piece.tokens)
+
+    def _said(self, events: Sequence[Event], tokens: tuple[TokenText, ...], finish: Finish | None = None) -> Said:
+        if self._on_call is not None:
+            for event in events:
+                if isinstance(event, CallEnded):
+                    self._on_call(event)
+        return Said(tuple(events), tokens, finish)
 
     def _last_call(self, events: Sequence[Event]) -> int | None:
         """Where the events end with the last call that is allowed; None: they do not."""

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from kvbus_frontend.core.conversation import template_messages, template_tools
+import msgspec
+
+from kvbus_frontend.core.conversation import FindWritten, nothing_written, template_messages, template_tools
+from kvbus_frontend.core.message_style import MessageStyle, template_variables
 from kvbus_frontend.core.prompt import encoded_prompt, given_prompt
 from kvbus_frontend.core.template_limits import TemplateLimits, fitted
 from kvbus_protocols.completions import CompletionRequest
@@ -12,19 +15,28 @@ from kvbus_protocols.generation import GenerationRequest
 from kvbus_tokenizers import ChatTemplate, EncodedPrompt, PromptCache, Segment, TemplateFailed, Tokenizer
 
 
+class PromptForm(msgspec.Struct, frozen=True):
+    """How the prompts of one model are written."""
+
+    template: ChatTemplate | None
+    limits: TemplateLimits
+    style: MessageStyle
+
+
 def render_conversation(
-    conversation: Conversation, template: ChatTemplate | None, limits: TemplateLimits
+    conversation: Conversation, form: PromptForm, find_written: FindWritten = nothing_written
 ) -> list[Segment]:
     """The prompt of a conversation, before tokenizing. Raise ApiError."""
+    template = form.template
     if template is None:
         raise InvalidRequest("This model has no chat template; use /v1/completions.", code="no_chat_template")
     try:
         return template.render(
-            template_messages(fitted(conversation.turns, limits), argument_strings=template.takes_argument_strings),
+            template_messages(fitted(conversation.turns, form.limits), form.style, find_written),
             tools=template_tools(conversation.tools),
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final=conversation.continue_final,
-            variables=conversation.template_variables,
+            variables=template_variables(conversation, form.style.traits),
         )
     except TemplateFailed as failure:
         # Refused or not: a template fails on what the messages are, and the same request will fail again.

@@ -45,7 +45,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
     ``fields``: of FIELDS, those whose text it writes. ``blocks``: content may be a list, with thoughts as blocks in it.
     ``empty_content``: what a message that has calls only must hold as content: text, or None.
     ``text_with_calls``: text stands before the calls of its message; ``thought_with_both``: and a thought before that.
-    ``text_apart``: text may stand in a message of its own before the one with the calls.
+    ``text_apart``: text may stand in a message of its own before the one with the calls; ``thought_apart``: and a thought there.
     ``successive``: several messages with calls in a row; ``parallel``: several calls in a message.
     ``short_ids``: call ids must be nine letters or digits. ``variables``: names that it takes from the request.
     """
@@ -56,6 +56,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
     text_with_calls: bool = True
     thought_with_both: bool = True
     text_apart: bool = True
+    thought_apart: bool = True
     successive: bool = True
     parallel: bool = True
     short_ids: bool = False
@@ -84,11 +85,15 @@ def traits_of(template: ChatTemplate | None) -> TemplateTraits:
         empty_content=empty,
         text_with_calls=trial.shows([_ASKS, _says("k-text", first), _result("kone")], "k-text", "kone"),
         thought_with_both=trial.shows(
-            [_ASKS, {**_says("k-text", first), **thought}, _result("kone")], *(["k-thought"] if fields else []), "k-text", "kone"
+            [_ASKS, _says("k-text", first, **thought), _result("kone")], *(["k-thought"] if fields else []), "k-text", "kone"
         ),
         text_apart=trial.shows(
             [_ASKS, _says("k-text"), _says(empty, first), _result("kone"), _says("k-more"), _ASKS],
             "k-text", "kone", "k-more",
+        ),
+        thought_apart=trial.shows(
+            [_ASKS, _says("k-text", **thought), _says(empty, first), _result("kone")],
+            *(["k-thought"] if fields else []), "k-text", "kone",
         ),
         successive=trial.shows([_ASKS, _says(empty, first), _says(empty, second), *results], "kone", "ktwo"),
         parallel=trial.shows([_ASKS, _says(empty, first, second), *results], "kone", "ktwo"),
@@ -129,8 +134,8 @@ class _Trial:
     def fields(self, calls: list[dict[str, Any]], empty: str | None) -> tuple[str, ...]:
         """Tried with a call, around which thoughts are kept, and in the last message."""
         texts = {field: f"k-{field}." for field in FIELDS}
-        in_loop = self.rendered([_ASKS, {**_says(empty, *calls), **texts}, _result("kone")]) if calls else ""
-        at_end = self.rendered([_ASKS, {**_says("k-text"), **texts}])
+        in_loop = self.rendered([_ASKS, _says(empty, *calls, **texts), _result("kone")]) if calls else ""
+        at_end = self.rendered([_ASKS, _says("k-text", **texts)])
         return tuple(field for field in FIELDS if texts[field] in in_loop + at_end)
 
     def takes_blocks(self) -> bool:
@@ -140,8 +145,8 @@ class _Trial:
         return self.shows(messages, "k-thought", "k-text") and not ("'type'" in as_list or '"type"' in as_list)
 
 
-def _says(content: str | None, *calls: dict[str, Any]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": content}
+def _says(content: str | None, *calls: dict[str, Any], **thought: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", **thought, "content": content}
     return {**message, "tool_calls": list(calls)} if calls else message
 
 

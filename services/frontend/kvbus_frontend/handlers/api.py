@@ -16,8 +16,11 @@ from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.adapters.request_run import Choice, RequestRun
 from kvbus_frontend.core.admission import RETRY_AFTER_S, Admission
+from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.outputs import Output, OutputBuffer
+from kvbus_frontend.core.written_calls import WrittenCall, WrittenCalls
 from kvbus_frontend.settings import FrontendSettings
+from kvbus_parsers import CallEnded
 from kvbus_protocols.errors import ApiError, InvalidRequest, model_not_found
 from kvbus_protocols.generation import Usage
 from kvbus_runtime.metrics import Metrics
@@ -56,6 +59,8 @@ class Meters:
         self.cache_evictions = metrics.counter("prompt_cache_evictions", "entries that had to make room")
         self.cache_bytes = metrics.gauge("prompt_cache_bytes", "memory of the prompt cache")
         self._cache = CacheStats()
+        self.replayed = metrics.counter("calls_replayed", "tool calls in prompts, by how they are written", ("text",))
+        self.written_bytes = metrics.gauge("written_calls_bytes", "memory of the tool calls kept as models wrote them")
 
     def note_cache(self, now: CacheStats) -> None:
         before, self._cache = self._cache, now
@@ -81,6 +86,11 @@ class Api:
         self.models = models
         self.meters = Meters(metrics)
         self.prompt_cache = PromptCache(settings.prompt_cache_bytes)
+        self._written_calls = WrittenCalls(
+            limit_bytes=settings.written_calls_bytes,
+            limit_calls=settings.max_written_calls,
+            ttl_s=settings.written_calls_ttl_s,
+        )
         self.admission = Admission(settings.max_concurrent_requests)
         self._generator = generator
         self._executor = executor
@@ -178,6 +188,22 @@ class Api:
         finally:
             self.meters.prepare.observe(time.perf_counter() - started)
             self.meters.note_cache(self.prompt_cache.stats)
+
+    def find_written(self, tenant: str) -> FindWritten:
+        """How models wrote the tool calls of one tenant."""
+
+        def find(call_id: str, name: str, arguments: str) -> WrittenCall | None:
+            found = self._written_calls.find(call_id, name, arguments, scope=tenant, now=time.monotonic())
+            self.meters.replayed.labels("as written" if found is not None else "canonical").inc()
+            return found
+
+        return find
+
+    def note_call(self, tenant: str, call: CallEnded) -> None:
+        """A model has written a tool call, which will come back in the next request."""
+        written = WrittenCall(call.id, call.name, call.arguments, call.written)
+        self._written_calls.add(written, scope=tenant, now=time.monotonic())
+        self.meters.written_bytes.set(self._written_calls.size_bytes)
 
     # answering
 

@@ -75,8 +75,8 @@ class ChatFlow:
         model = self._api.model(request.model)
         check_vocabulary(request, model.text.tokenizer.vocab_size)
         conversation = self._stability.stabilised(conversation)
-        fields, limits, cache = FIELDS.get(ticket.api, CHAT_FIELDS), self._schema_limits, self._api.prompt_cache
-        rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model, cache, fields, limits))
+        fields, limits = FIELDS.get(ticket.api, CHAT_FIELDS), self._schema_limits
+        rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model, self._api, fields, limits))
         return Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
 
     async def count(self, conversation: Conversation, *, size_bytes: int) -> int:
@@ -84,7 +84,7 @@ class ChatFlow:
         self._check(conversation)
         model = self._api.model(conversation.generation.model)
         conversation = self._stability.stabilised(conversation)
-        encoded, _ = await self._api.prepare(size_bytes, lambda: _encoded(conversation, model, self._api.prompt_cache))
+        encoded, _ = await self._api.prepare(size_bytes, lambda: _encoded(conversation, model, self._api))
         return encoded.count
 
     def _check(self, conversation: Conversation) -> None:
@@ -117,7 +117,7 @@ class ChatFlow:
                     rendered.max_tokens,
                     choice=i,
                 ),
-                _choice_stream(conversation, model, rendered),
+                _choice_stream(conversation, model, rendered, self._api),
                 leader=0,
                 stop_token_ids=tuple(request.stop_token_ids or ()),
             )
@@ -125,19 +125,22 @@ class ChatFlow:
         ]
 
 
-def _choice_stream(conversation: Conversation, model: ServedModel, rendered: Rendered) -> ChoiceStream:
+def _choice_stream(conversation: Conversation, model: ServedModel, rendered: Rendered, api: Api) -> ChoiceStream:
     parser = parser_for(conversation, model.formats, rendered.tail, rendered.guided.calls)
     # Markers are often special tokens, so a parser has to see those.
     text = model.choice_text(conversation.generation, rendered.prompt, keep_special=None if parser is None else True)
     one_call = bool(conversation.tools) and not conversation.parallel_tool_calls
-    return ChoiceStream(text, parser, max_calls=1 if one_call else None)
+    tenant = salt_of(conversation.generation)
+    return ChoiceStream(
+        text, parser, max_calls=1 if one_call else None, on_call=lambda call: api.note_call(tenant, call)
+    )
 
 
 def _render(
-    conversation: Conversation, model: ServedModel, cache: PromptCache, fields: FieldNames, limits: SchemaLimits
+    conversation: Conversation, model: ServedModel, api: Api, fields: FieldNames, limits: SchemaLimits
 ) -> Rendered:
     """The prompt, and how many tokens may follow: checked before the work of hashing a prompt that is too long."""
-    encoded, segments = _encoded(conversation, model, cache)
+    encoded, segments = _encoded(conversation, model, api)
     tail = "".join(segment.text[-TAIL_CHARS:] for segment in segments[-TAIL_CHARS:])[-TAIL_CHARS:]
     guided = guidance_of(
         conversation,
@@ -155,9 +158,9 @@ def _render(
         context_length=model.card.context_length,
         param="messages",
     )
-    ends = _breakpoint_ends(conversation, segments, model, cache)
+    ends = _breakpoint_ends(conversation, segments, model, api.prompt_cache)
     return Rendered(
-        prompt_of(encoded, cache, model.card, salt=salt_of(request)),
+        prompt_of(encoded, api.prompt_cache, model.card, salt=salt_of(request)),
         max_tokens,
         tail,
         guided,
@@ -175,9 +178,7 @@ def _breakpoint_ends(
     return [cache.encode(model.text.tokenizer, segments[:count]).count if count else 0 for count in covered]
 
 
-def _encoded(
-    conversation: Conversation, model: ServedModel, cache: PromptCache
-) -> tuple[EncodedPrompt, Sequence[Segment]]:
+def _encoded(conversation: Conversation, model: ServedModel, api: Api) -> tuple[EncodedPrompt, Sequence[Segment]]:
     """The prompt as tokens and as text; no text when the client has made the tokens itself."""
     given = given_tokens(conversation.generation, model.text.tokenizer)
     if given is not None:
@@ -186,5 +187,7 @@ def _encoded(
     if conversation.generation.nvext is not None and conversation.generation.nvext.use_raw_prompt:
         segments = raw_segments(conversation, tokenizer)
     else:
-        segments = render_conversation(conversation, model.text.template, model.text.limits)
+        find_written = api.find_written(salt_of(conversation.generation))
+        segments = render_conversation(conversation, model.prompt_form, find_written)
+    cache = api.prompt_cache
     return encoded_prompt(segments, tokenizer, cache, context_length=context_length, param="messages"), segments

@@ -29,7 +29,7 @@ class TokenizationHandler:
         request.check()
         check_count(len(request.messages or ()), self._api.settings.max_messages, "messages", "messages")
         model = self._api.model(request.model)
-        tokens = await self._api.prepare(len(body), lambda: _tokens(request, model))
+        tokens = await self._api.prepare(len(body), lambda: _tokens(request, model, self._api))
         token_bytes = model.text.tokenizer.token_bytes
         texts = [token_bytes(i).decode(errors="replace") for i in tokens] if request.return_token_strs else None
         return json_response(
@@ -47,7 +47,7 @@ class TokenizationHandler:
         return json_response(DetokenizeResponse(prompt=text))
 
 
-def _tokens(request: TokenizeRequest, model: ServedModel) -> list[int]:
+def _tokens(request: TokenizeRequest, model: ServedModel, api: Api) -> list[int]:
     tokenizer = model.text.tokenizer
     if request.prompt is not None:
         return tokenizer.encode(request.prompt, allow_special=True, add_affixes=request.add_special_tokens is not False)
@@ -58,4 +58,4 @@ def _tokens(request: TokenizeRequest, model: ServedModel) -> list[int]:
         add_generation_prompt=request.add_generation_prompt is not False,
         template_variables=request.chat_template_kwargs or {},
     )
-    return tokenizer.encode_segments(render_conversation(conversation, model.text.template, model.text.limits))
+    return tokenizer.encode_segments(render_conversation(conversation, model.prompt_form, api.find_written("")))
