@@ -12,6 +12,7 @@ from msgspec import Meta
 from kvbus_protocols.decoding import converted
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.generation import GenerationRequest
+from kvbus_protocols.responses.items import Item
 from kvbus_protocols.responses.tools import Tool, ToolSelection, check_selection, selection_of
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -60,6 +61,7 @@ class ConversationRequest(GenerationRequest, frozen=True, kw_only=True):
         return self.input or []
 
     def check_input(self) -> None:
+        """Raise InvalidRequest when there is no input, or fields of items have the wrong type."""
         if self.input is None and self.previous_response_id is None:
             raise InvalidRequest(
                 "One of 'input' or 'previous_response_id' must be provided.",
@@ -68,6 +70,8 @@ class ConversationRequest(GenerationRequest, frozen=True, kw_only=True):
             )
         if isinstance(self.input, list) and not self.input and self.previous_response_id is None:
             raise InvalidRequest("Invalid 'input': empty array.", param="input", code="empty_array")
+        for i, item in enumerate(self.items):
+            converted(item, Item, f"input[{i}]")
 
 
 class ResponsesRequest(ConversationRequest, frozen=True, kw_only=True):
