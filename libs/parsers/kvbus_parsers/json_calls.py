@@ -1,6 +1,7 @@
 """Calls written as JSON: one object with a name and arguments, or an array of them."""
 
 import json
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -27,6 +28,7 @@ class CallKeys:
 
 
 NO_STOPS = markers()
+_BRACES = re.compile(r"[\s}]*+")
 
 
 def call_array(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> Step[CallEnd]:
@@ -149,8 +151,11 @@ def named_call(context: Context, name: str, stops: Markers, call_id: str = "") -
         yield from _raw_rest(context, stops)
     else:
         sink.end_call()
-        while (yield from source.ahead("}")):  # one brace too many
-            yield from source.literal("}")
+        recording = source.record()
+        if (yield from source.take_while(_BRACES)) and (yield from at_marker(context, stops)):
+            source.keep(recording)  # one brace too many
+        else:
+            source.rewind(recording)
 
 
 def _closes(context: Context) -> Step[bool]:

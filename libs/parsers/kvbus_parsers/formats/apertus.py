@@ -21,6 +21,8 @@ def _read(context: Context, opener: str) -> Step[bool]:
     while (name := (yield from _name(context))) is not None:
         yield from named_call(context, name, _STOPS)
         yield from source.skip_space()
+        yield from source.literal("}")
+        yield from source.skip_space()
         if not (yield from source.literal(",")):
             break
         yield from source.skip_space()

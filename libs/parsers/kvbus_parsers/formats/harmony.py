@@ -111,7 +111,7 @@ class _Output:
             # A header without a message. What is no word of a header was meant to be read.
             self._begin(_Kind.TEXT)
             self._say(_HEADER_WORDS.sub("", token + text))
-        return stop if stop or self._source.exhausted else (yield from self._between())
+        return stop if stop or self._source.exhausted else (yield from self._text())
 
     def _body(self, header: str) -> Step[str | None]:
         channels = _CHANNEL_NAME.findall(header)
