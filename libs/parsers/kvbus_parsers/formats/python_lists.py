@@ -29,7 +29,9 @@ def _head(context: Context, *, strict: bool, offered: bool = False) -> Step[str 
         yield from source.skip_space()
         if (yield from source.literal(")")):
             yield from source.skip_space()
-            is_call = (yield from source.peek()) in ("]", ",")
+            # [f()](…) is a link.
+            is_last = yield from source.literal("]")
+            is_call = (yield from source.peek()) != "(" if is_last else (yield from source.peek()) == ","
         else:
             argument = yield from source.take_while(NAME)
             yield from source.skip_space()
