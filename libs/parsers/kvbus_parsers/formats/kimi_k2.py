@@ -22,8 +22,8 @@ from kvbus_parsers.source import Step, markers
 _SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
 _SECTION_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_CALL_ENDS = markers(_CALL_END, _CALL, *_SECTION_ENDS)
-_ID_ENDS = markers(_ARGUMENTS, _CALL_END, _CALL, *_SECTION_ENDS)
+_CALL_ENDS = markers(_CALL_END, _CALL, *_SECTIONS, *_SECTION_ENDS)
+_ID_ENDS = markers(_ARGUMENTS, _CALL_END, _CALL, *_SECTIONS, *_SECTION_ENDS)
 _ID = re.compile(r"(?P<prefix>functions\.)?(?P<name>[^\s:]+(?::[^\s:]+)*?)(?P<index>:\d+)?")
 _TRAILING_NUMBER = re.compile(r"[_:]?\d+\Z")
 
@@ -86,13 +86,13 @@ def _tool_of(arguments: str, schemas: Mapping[str, object]) -> str | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-_SECTION = markup.Section(_SECTIONS, _SECTION_ENDS, (_CALL,), _read_call, (_CALL_END,))
+_SECTION = markup.Section(_SECTIONS, _SECTION_ENDS, (_CALL,), _read_call, (_ARGUMENTS, _CALL_END))
 
 
 def _read(context: Context, opener: str) -> Step[bool]:
     return (yield from (_read_call if opener == _CALL else _SECTION.read)(context, opener))
 
 
-FORMATS = (ToolFormat("kimi_k2", (*_SECTIONS, _CALL), _read, strays=(*_SECTION_ENDS, _CALL_END)),)
+FORMATS = (ToolFormat("kimi_k2", (*_SECTIONS, _CALL), _read, strays=(*_SECTION_ENDS, *_SECTION.strays)),)
 
 ALIASES = {"kimi": "kimi_k2", "kimi_k25": "kimi_k2", "kimik2": "kimi_k2"}
