@@ -40,7 +40,7 @@ class NatsServer:
             ports_dir=self._ports_dir,
             max_payload_bytes=max_payload_bytes,
             # Streams reserve their limits, and every test's namespace has its own.
-            max_file_store_bytes=1 << 40,
+            max_file_store_bytes=1 << 44,
             max_memory_store_bytes=1 << 40,
             extra=extra,
         )
