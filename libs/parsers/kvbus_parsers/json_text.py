@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from json.encoder import encode_basestring
 from typing import Any
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -12,12 +13,12 @@ _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 def quote(text: str) -> str:
     """``text`` as a JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    return encode_basestring(text)
 
 
 def escape(text: str) -> str:
     """``text`` as it stands inside a JSON string. Pieces may be escaped one by one and joined."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return encode_basestring(text)[1:-1]
 
 
 def integer(text: str) -> str | None:
