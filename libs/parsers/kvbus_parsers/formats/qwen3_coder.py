@@ -84,18 +84,16 @@ class _FunctionTags:
     def _stray(self, context: Context) -> Step[bool]:
         """Reads behind a close tag of no call. These tags are common in XML: only those that lead up to ``closer`` are markup."""
         source = context.source
-        closing = markers(_PARAMETER_END, _FUNCTION_END, self.closer)
         recording = source.record()
-        tag: str | None = ""
-        while tag is not None and tag != self.closer:
+        for closing in (markers(_FUNCTION_END, self.closer), markers(self.closer)):
             yield from source.skip_space()
             tag = yield from source.one_of(closing)
-        if tag is None:
-            source.rewind(recording)
-            return False
-        source.keep(recording)
-        context.sink.marker()
-        return True
+            if tag == self.closer:
+                source.keep(recording)
+                context.sink.marker()
+                return True
+        source.rewind(recording)
+        return False
 
 
 def _format(name: str, tags: _FunctionTags) -> ToolFormat:
