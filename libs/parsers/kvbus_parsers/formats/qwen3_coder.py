@@ -72,7 +72,7 @@ class _FunctionTags:
             key, stop = yield from source.take_until(_HEADER_END)
             if stop == ">":
                 stop = yield from markup.argument(context, writer, key.strip(), _VALUE_ENDS, framed=self.framed)
-            else:
+            elif not source.cut_off:
                 writer.raw(_PARAMETER + key)
             if stop is not None:
                 source.unread(stop)
