@@ -93,8 +93,8 @@ _REASONING_RULES = (
     _rule("granite", "Here is my thought process"),
     _rule("k2_horizon", "<ifm|think"),
     _rule("hunyuan_a13b", "<think>", "<answer>"),
+    _rule("minimax_m2", "<think>", "<minimax:tool_call>"),  # whose tool results stand in <response>
     _rule("ernie45", "<think>", "<response>"),
-    _rule("minimax_m2", "<think>", "<minimax:tool_call>"),
     _rule("kimi_k2", "<think>", "<|tool_calls_section_begin|>"),
     _rule("glm45", "</think>", "<arg_key>"),
     _rule("deepseek_v4", "</think>", "｜DSML｜", "tool_calls"),

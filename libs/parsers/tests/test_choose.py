@@ -23,6 +23,7 @@ CALL = "'<tool_call>\\n{\"name\": \"' + call.name + '\", \"arguments\": ' + call
         ("<tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value> </think>", "glm47", "glm45"),
         ("<seed:tool_call><function=f></function></seed:tool_call><seed:think>", "seed_oss", "seed_oss"),
         ('<minimax:tool_call><invoke name="f"> ]~b]ai\n<think>\n</think>', "minimax_m2", "minimax_m2"),
+        ("<minimax:tool_call> <think>\n</think> ]~b]tool\n<response></response>", "minimax_m2", "minimax_m2"),
         ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2", None),
         ("<|tool_calls_section_begin|><think></think>", "kimi_k2", "kimi_k2"),
         ("<｜tool▁calls▁begin｜>function<｜tool▁sep｜>\n```json\n", "deepseek_v3", None),

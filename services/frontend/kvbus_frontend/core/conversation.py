@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kvbus_frontend.core.message_style import MessageStyle
+from kvbus_frontend.core.message_style import MessageStyle, ThinkMarkers
 from kvbus_frontend.core.written_calls import WrittenCall
 from kvbus_protocols.conversation import (
     CUSTOM_INPUT,
@@ -172,14 +172,11 @@ class _Writer:
                 )  # keeps the template from looking for a thought in the text
         elif self._traits.blocks and thoughts:
             return {**message, "content": [_block(part) for part in parts]}
+        elif thoughts and self._traits.inline and self._style.markers is not None:
+            text = _inline(parts, self._style.markers)
         else:
-            text = self._inline(parts) if self._style.markers is not None and thoughts else _text(parts)
+            text = _text(parts)
         return {**message, "content": text}
-
-    def _inline(self, parts: Sequence[Part]) -> str:
-        assert self._style.markers is not None  # noqa: S101  # asked by the caller
-        around = self._style.markers.around
-        return "".join(around(part.text) if isinstance(part, ReasoningPart) else _text([part]) for part in parts)
 
     def _call(self, part: ToolCallPart) -> Message:
         arguments = json.dumps({CUSTOM_INPUT: part.arguments}, ensure_ascii=False) if part.custom else part.arguments
@@ -205,6 +202,10 @@ def _text(parts: Sequence[Part]) -> str:
         part.text if isinstance(part, TextPart) else IMAGE for part in parts if isinstance(part, TextPart | ImagePart)
     )
     return "\n".join(texts)
+
+
+def _inline(parts: Sequence[Part], markers: ThinkMarkers) -> str:
+    return "".join(markers.around(part.text) if isinstance(part, ReasoningPart) else _text([part]) for part in parts)
 
 
 def _block(part: Part) -> Message:

@@ -11,7 +11,7 @@ import msgspec
 
 from kvbus_tokenizers import ChatTemplate, TemplateFailed, WrittenObject
 
-FIELDS = ("reasoning_content", "reasoning", "thinking")
+FIELDS = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 """The names under which templates look for thoughts in a message."""
 
 _EVERYTHING: Mapping[str, Any] = {
@@ -42,7 +42,8 @@ Message = Mapping[str, Any]
 class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
     """The defaults are those of a template that writes everything but thoughts.
 
-    ``fields``: of FIELDS, those whose text it writes. ``blocks``: content may be a list, with thoughts as blocks in it.
+    ``fields``: of FIELDS, those whose text it writes. ``blocks``: content may be a list, with thoughts as blocks in it. ``inline``:
+    thoughts within text are written, not cut out.
     ``empty_content``: what a message that has calls only must hold as content: text, or None.
     ``text_with_calls``: text stands before the calls of its message; ``thought_with_both``: and a thought before that.
     ``text_apart``: text may stand in a message of its own before the one with the calls; ``thought_apart``: and a thought there.
@@ -52,6 +53,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
 
     fields: tuple[str, ...] = ()
     blocks: bool = False
+    inline: bool = True
     empty_content: str | None = ""
     text_with_calls: bool = True
     thought_with_both: bool = True
@@ -71,6 +73,7 @@ def traits_of(template: ChatTemplate | None) -> TemplateTraits:
     if calls is None:  # it knows no calls at all
         return TemplateTraits(
             fields=trial.fields([], ""),
+            inline=trial.keeps_inline(),
             successive=trial.shows([_ASKS, _says("k-one"), _says("k-two")], "k-one", "k-two"),
             variables=template.variables,
         )
@@ -82,6 +85,7 @@ def traits_of(template: ChatTemplate | None) -> TemplateTraits:
     return TemplateTraits(
         fields=fields,
         blocks=not fields and trial.takes_blocks(),
+        inline=trial.keeps_inline(first),
         empty_content=empty,
         text_with_calls=trial.shows([_ASKS, _says("k-text", first), _result("kone")], "k-text", "kone"),
         thought_with_both=trial.shows(
@@ -137,6 +141,11 @@ class _Trial:
         in_loop = self.rendered([_ASKS, _says(empty, *calls, **texts), _result("kone")]) if calls else ""
         at_end = self.rendered([_ASKS, _says("k-text", **texts)])
         return tuple(field for field in FIELDS if texts[field] in in_loop + at_end)
+
+    def keeps_inline(self, *calls: dict[str, Any]) -> bool:
+        text = "<think>\nk-thought\n</think>\n\nk-text"
+        beside_call = bool(calls) and self.shows([_ASKS, _says(text, *calls), _result("kone")], "k-thought")
+        return beside_call or self.shows([_ASKS, _says(text)], "k-thought")
 
     def takes_blocks(self) -> bool:
         blocks = [{"type": "thinking", "thinking": "k-thought"}, {"type": "text", "text": "k-text"}]
