@@ -66,14 +66,15 @@ def open_parser(
     ``tool``, ``reasoning``: names of formats or aliases of them; ``None`` is off. ``tools``: the offered tools, Chat Completions
     style; formats without types read the arguments by their schemas. ``reasoning_open``: whether the prompt ends inside reasoning,
     behind it, or says nothing (``None``). ``calls``: ``auto``; ``drop`` (markup of calls vanishes, prose stays); ``guided_array``
-    or ``guided_arguments:NAME`` (the engine was made to write JSON; what does not begin with it is read by the format).
+    or ``guided_arguments:NAME`` (the engine was made to write JSON; what does not begin with it is read by the format);
+    ``guided_text:KEY:NAME`` (it was made to write one argument as plain text, which is all there is but for reasoning).
     ``new_id`` mints the ids of calls that have none. ``nonempty_content``: an output of nothing but reasoning is given as text,
     too, at its end. Raises `names.UnknownFormatError`.
     """
     tool_format = names.tool_format(tool) if tool else None
     reasoning_format = names.reasoning_format(reasoning) if reasoning else None
     sink = Sink(new_id or mint_id, drop_calls=calls == "drop", nonempty_content=nonempty_content)
-    context = Context(Source(), sink, _schemas(tools), _leading(calls, tool_format))
+    context = Context(Source(), sink, _schemas(tools), _leading(calls, tool_format, reasoning_format))
     thinks = reasoning_format is not None and (
         reasoning_format.starts_open if reasoning_open is None else reasoning_open
     )
@@ -90,8 +91,10 @@ def _schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Schema]:
     return found
 
 
-def _leading(calls: str, tool: ToolFormat | None) -> Grammar | None:
-    guide = guided.grammar(calls)
+def _leading(calls: str, tool: ToolFormat | None, reasoning: ReasoningFormat | None) -> Grammar | None:
+    thoughts = reasoning or (tool.reasoning if tool else None)
+    openers = (*(tool.openers if tool else ()), *(thoughts.openers if thoughts else ()))
+    guide = guided.grammar(calls, openers)
     native = tool.leading if tool else None
     if guide is None or native is None:
         return guide or native
