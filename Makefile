@@ -3,6 +3,7 @@
 # make check   formatting, lint, types, import rules
 # make fmt     format, and fix what can be fixed
 # make bench   how long services take to start and what they cost when idle
+# make bench-prefix-stability   what a line that changes at the top of a long prompt costs, and that stripping it helps
 # make clean   remove the environment and all caches in this folder
 
 VENV ?= .venv
@@ -14,7 +15,7 @@ export VENV PYTHON TORCH
 
 BIN = $(abspath $(VENV))/bin
 
-.PHONY: help up test check fmt bench clean run-env dev-env
+.PHONY: help up test check fmt bench bench-prefix-stability clean run-env dev-env
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -44,6 +45,9 @@ fmt: dev-env
 
 bench: run-env
 	@exec $(BIN)/kvbus bench startup $(ARGS)
+
+bench-prefix-stability: run-env
+	@exec $(BIN)/kvbus bench prefix-stability $(ARGS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

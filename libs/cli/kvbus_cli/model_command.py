@@ -140,3 +140,9 @@ def prepared_model(name: str) -> str:
         if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
             raise ChildProcessError(f"'kvbus model get {name}' failed")
     return str(folder)
+
+
+def prepared_folder(name: str) -> Path | None:
+    """The folder of the model; None when it is not prepared."""
+    folder = _folder(name)
+    return folder if folder.is_dir() else None

@@ -4,7 +4,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-MEASUREMENTS = {"startup": "how long each service takes to start, and what it costs when idle"}
+MEASUREMENTS = {
+    "startup": "how long each service takes to start, and what it costs when idle",
+    "prefix-stability": "what a line that changes at the top of a prompt costs, and a thought that changes in its middle",
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -12,12 +15,12 @@ def main(argv: Sequence[str]) -> int:
         lines = [
             "usage: kvbus bench MEASUREMENT ...",
             "",
-            *(f"  {name:<10}{text}" for name, text in MEASUREMENTS.items()),
+            *(f"  {name:<18}{text}" for name, text in MEASUREMENTS.items()),
         ]
         help_wanted = bool(argv) and argv[0] in ("-h", "--help")
         print("\n".join(lines), file=sys.stdout if help_wanted else sys.stderr)
         if help_wanted:
             raise SystemExit(0)
         return 2
-    status: int = importlib.import_module(f"kvbus_cli.bench.{argv[0]}").main(argv[1:])
+    status: int = importlib.import_module(f"kvbus_cli.bench.{argv[0].replace('-', '_')}").main(argv[1:])
     return status

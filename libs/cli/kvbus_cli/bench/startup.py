@@ -27,19 +27,17 @@ from pathlib import Path
 
 import msgspec
 
+from kvbus_cli.bench.starting import start_in_order
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_model
 from kvbus_cli.proc import cpu_seconds, rss_bytes
 from kvbus_cli.up.embedded_nats import start_nats
-from kvbus_cli.up.plan import STOP_ORDER, ProcessSpec, UpOptions, plan
+from kvbus_cli.up.plan import STOP_ORDER, UpOptions, plan
 from kvbus_cli.up.ports import free_port_picker
-from kvbus_cli.up.processes import Child, ProcessSet, exit_text
-from kvbus_cli.up.readiness import probe
+from kvbus_cli.up.processes import Child, ProcessSet
 from kvbus_runtime.nats_server import NatsServerNotFound
 
-READY_TIMEOUT_S = 60.0
 SETTLE_S = 2.0
 """After the last start, before the idle measurement: first reports and leases are out of the way."""
-PROBE_INTERVAL_S = 0.01
 BLOCK_BYTES = 360 << 10
 """Of the mock engine, as large as those of the small real model: kvbm keeps a record per block that fits into its memory."""
 
@@ -109,7 +107,7 @@ async def measure(state_dir: Path, model: str, workers: int, idle_s: float) -> S
     begun = time.monotonic()
     try:
         _, nats_url = await start_nats(processes, state_dir)
-        await _start_in_order(processes, plan(options, nats_url=nats_url, python=sys.executable, free_port=free_port))
+        await start_in_order(processes, plan(options, nats_url=nats_url, python=sys.executable, free_port=free_port))
         system_ready_s = time.monotonic() - begun
         await asyncio.sleep(SETTLE_S)
         before = [cpu_seconds(child.pid) for child in processes.children]
@@ -131,31 +129,6 @@ async def measure(state_dir: Path, model: str, workers: int, idle_s: float) -> S
         idle_cpu_percent=round(100 * sum(used) / idle_for, 2),
         system_ready_s=round(system_ready_s, 2),
     )
-
-
-async def _start_in_order(processes: ProcessSet, specs: Sequence[ProcessSpec]) -> None:
-    for spec in specs:
-        child = await processes.start(spec)
-        await _until_ready(child)
-
-
-async def _until_ready(child: Child) -> None:
-    while True:
-        answer = await asyncio.to_thread(probe, child.spec.ready_url)
-        elapsed = time.monotonic() - child.started_at
-        if answer.ready:
-            child.ready_after_s = elapsed
-            return
-        problem = (
-            f"{child.spec.name} waits for {answer.waits_for}"
-            if answer.waits_for
-            else f"{child.spec.name} does not answer"
-        )
-        if not child.alive:
-            problem = f"{child.spec.name} ended ({exit_text(child.exit_status)})"
-        if not child.alive or elapsed > READY_TIMEOUT_S:
-            raise ChildProcessError("\n".join([problem, *child.last_lines()]))
-        await asyncio.sleep(PROBE_INTERVAL_S)
 
 
 def _figures(child: Child, share_of_core: float) -> ServiceFigures:
