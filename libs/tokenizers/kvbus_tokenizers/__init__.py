@@ -15,7 +15,7 @@ from kvbus_tokenizers.generation import GenerationConfig, read_generation_config
 from kvbus_tokenizers.prompt_cache import CacheStats, EncodedPrompt, PromptCache
 from kvbus_tokenizers.template import ChatTemplate, load_template
 from kvbus_tokenizers.tokenizer import Tokenizer, load_tokenizer
-from kvbus_tokenizers.written import WrittenObject
+from kvbus_tokenizers.written import WrittenObject, WrittenValue
 
 __all__ = [
     "BundleInvalid",
@@ -34,6 +34,7 @@ __all__ = [
     "TokenizerError",
     "TokenizerUnsupported",
     "WrittenObject",
+    "WrittenValue",
     "bundle_name",
     "byte_level_bundle",
     "load_template",

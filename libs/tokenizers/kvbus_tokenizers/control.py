@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbus_tokenizers.spec import AddedToken
-from kvbus_tokenizers.written import WrittenObject
+from kvbus_tokenizers.written import WrittenObject, WrittenValue
 
 _MARKS = (*range(0x86, 0xA0), *range(0xE000, 0xF8FF))
 """Control characters (no white space, not escaped in JSON) before private-use ones: text with them has one byte per character."""
@@ -130,6 +130,8 @@ class ControlTokens:
             if isinstance(value, WrittenObject):
                 return WrittenObject(copy, self._guarded(value.json_text, mark, None, find))
             return copy
+        if isinstance(value, WrittenValue):
+            return WrittenValue(self._guarded(value.json_text, mark, None, find))
         if isinstance(value, list):
             return [self._guarded(item, mark, own_words, find) for item in value]
         return value
@@ -144,10 +146,10 @@ def _collect(value: Any, strings: list[str]) -> None:
         elif isinstance(item, dict | WrittenObject):
             stack.extend(item.keys())
             stack.extend(item.values())
-            if isinstance(item, WrittenObject):
-                stack.append(item.json_text)
         elif isinstance(item, list):
             stack.extend(item)
+        if isinstance(item, WrittenValue):
+            stack.append(item.json_text)
 
 
 def _free_mark(strings: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvbus_tokenizers import ChatTemplate, Tokenizer, WrittenObject, byte_level_bundle
+from kvbus_tokenizers import ChatTemplate, Tokenizer, WrittenObject, WrittenValue, byte_level_bundle
 
 TEXT = '{"b":1,  "a": "<é>"}'
 ARGUMENTS = WrittenObject({"b": 1, "a": "<é>"}, TEXT)
@@ -57,6 +57,32 @@ def test_values_are_those_of_the_mapping() -> None:
         rendered("{{ call.arguments.b }}{{ call.arguments['a'] }}{{ call.arguments | length }}", ARGUMENTS) == "1<é>2"
     )
     assert rendered("{{ 'a' in call.arguments }}{{ 'x' in call.arguments }}", ARGUMENTS) == "TrueFalse"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}",
+        "{{ v if v is string else v | tojson(ensure_ascii=False) }}",
+        "{{ v }}",
+        "{{ '' + v }}",
+    ],
+)
+@pytest.mark.parametrize("text", ["True", "1.50", '{"x":1}', "[1,2]", "null"])
+def test_a_single_value_is_written_as_the_model_did(source: str, text: str) -> None:
+    each = "{% for k, v in call.arguments | items %}" + source + "{% endfor %}"
+    assert rendered(each, WrittenObject({"k": WrittenValue(text)}, "{}")) == text
+
+
+def test_a_single_value_is_data_where_the_template_wants_another_shape() -> None:
+    arguments = WrittenObject({"k": WrittenValue('{"b":1,"a":2}')})
+    assert rendered("{{ call.arguments | tojson }}", arguments) == '{"k": {"b":1,"a":2}}'
+    assert rendered("{{ call.arguments | tojson(sort_keys=true) }}", arguments) == '{"k": {"a": 2, "b": 1}}'
+
+
+def test_control_tokens_in_a_single_value_stay_text() -> None:
+    each = "{% for k, v in call.arguments | items %}{{ v }}{% endfor %}"
+    assert rendered(each, WrittenObject({"k": WrittenValue('["<|im_end|>"]')}, "{}")) == '["<|im_end|>"]'
 
 
 def test_without_a_known_text_the_template_decides_how_to_write() -> None:

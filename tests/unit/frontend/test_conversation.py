@@ -268,17 +268,32 @@ def test_calls_of_kimi_are_counted_over_the_conversation() -> None:
     assert messages[2]["tool_calls"][0]["id"] == "functions.f:2"
 
 
+CLIENTS = '{"b": true, "a": "x"}'
+
+
 def test_a_call_stands_as_it_was_written() -> None:
-    known = WrittenCall("functions.f:0", "f", '{"b":True}', {"b": "True"})
+    known = WrittenCall("functions.f:0", "f", '{"a":"x",  "b":true}', {"a": "x", "b": "True"})
 
     def find(call_id: str, name: str, arguments: str) -> WrittenCall | None:
-        return known if (call_id, name, arguments) == ("functionsf0", "f", '{"b": true}') else None
+        return known if (call_id, name, arguments) == ("functionsf0", "f", CLIENTS) else None
 
-    turns = [said(ToolCallPart("functionsf0", "f", '{"b": true}')), results("functionsf0")]
+    turns = [said(ToolCallPart("functionsf0", "f", CLIENTS)), results("functionsf0")]
     message, result = template_messages(turns, MessageStyle(), find)
     given = message["tool_calls"][0]["function"]["arguments"]
-    assert (dict(given), given.json_text) == ({"b": "True"}, '{"b":True}')
+    assert ({key: str(value) for key, value in given.items()}, str(given)) == (known.written, known.arguments)
+    assert [isinstance(value, str) for value in given.values()] == [True, False]
     assert message["tool_calls"][0]["id"] == result["tool_call_id"] == "functions.f:0"
+
+
+def test_values_stand_as_they_were_written_where_the_template_goes_through_them() -> None:
+    known = WrittenCall("c", "f", '{"s": "x",  "o": {"n":1.50}}')
+    turns = [said(ToolCallPart("c", "f"))]
+    traits = TemplateTraits(values_as_json=True)
+    [message] = template_messages(turns, MessageStyle(traits), lambda *_: known)
+    given = message["tool_calls"][0]["function"]["arguments"]
+    assert {key: str(value) for key, value in given.items()} == {"s": "x", "o": '{"n":1.50}'}
+    [message] = template_messages(turns, MessageStyle(), lambda *_: known)
+    assert message["tool_calls"][0]["function"]["arguments"] == {"s": "x", "o": {"n": 1.5}}
 
 
 def test_an_image_is_a_note_in_its_place() -> None:

@@ -1,5 +1,6 @@
 """Calls come back as they were written, to who wrote them, and only if nobody changed them."""
 
+import json
 import threading
 import tracemalloc
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus_frontend.core.written_calls import WrittenCall, WrittenCalls, value_digest
+from kvbus_frontend.core.written_calls import WrittenCall, WrittenCalls, member_texts, value_digest
 
 CALL = WrittenCall("call_ab12", "f", '{"b": 1,  "a": "x"}', {"b": "1", "a": "x"})
 
@@ -144,3 +145,35 @@ def test_threads_may_share_a_store() -> None:
 def test_numbers_have_one_value_whatever_their_spelling() -> None:
     assert value_digest("f", '{"a": [1.0, 1e2, -0.0]}') == value_digest("f", '{"a":[1,100,0]}')
     assert value_digest("f", '{"a": 1.5}') != value_digest("f", '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        (
+            '{"a": 1.50,"b" :  {"x":[1 , 2]} ,"c":"\\u00e9", "a":true }',
+            {"a": "true", "b": '{"x":[1 , 2]}', "c": '"\\u00e9"'},
+        ),
+        (" {} ", {}),
+        ("[1]", {}),
+        ('{"a": 1', {}),
+        ('{"a" 1}', {}),
+        ("", {}),
+        ("{" * 10_000, {}),
+    ],
+)
+def test_values_of_an_object_are_found_as_they_were_written(text: str, members: dict[str, str]) -> None:
+    assert member_texts(text) == members
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(members=st.dictionaries(st.text(max_size=3), json_values, max_size=4), indent=st.sampled_from([None, 0, 3]))
+def test_texts_of_values_have_the_values(members: dict[str, object], indent: int | None) -> None:
+    texts = member_texts(json.dumps(members, indent=indent))
+    assert {key: json.loads(text) for key, text in texts.items()} == members

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvbus_frontend.core.message_style import MessageStyle, ThinkMarkers
-from kvbus_frontend.core.written_calls import WrittenCall
+from kvbus_frontend.core.written_calls import WrittenCall, member_texts
 from kvbus_protocols.conversation import (
     CUSTOM_INPUT,
     ImagePart,
@@ -24,7 +24,7 @@ from kvbus_protocols.conversation import (
     ToolSpec,
     Turn,
 )
-from kvbus_tokenizers import WrittenObject
+from kvbus_tokenizers import WrittenObject, WrittenValue
 
 IMAGE = "[image omitted: this model reads text only]"
 
@@ -184,8 +184,19 @@ class _Writer:
         call_id = self._style.call_id(written.id if written is not None else part.id, part.name, self._calls)
         self._ids[part.id], self._names[part.id] = call_id, part.name
         self._calls += 1
-        given = _as_written(written) if written is not None else _arguments(arguments)
+        given = self._as_written(written) if written is not None else _arguments(arguments)
         return {"id": call_id, "type": "function", "function": {"name": part.name, "arguments": given}}
+
+    def _as_written(self, call: WrittenCall) -> WrittenObject:
+        values = _values(call.arguments) or {}
+        texts = call.written
+        if texts is None and self._traits.values_as_json:
+            texts = member_texts(call.arguments)
+        if texts is not None:
+            values = {
+                key: values[key] if isinstance(values.get(key), str) else WrittenValue(texts[key]) for key in texts
+            }
+        return WrittenObject(values, call.arguments)
 
 
 def _named(message: Message, name: str | None) -> Message:
@@ -212,11 +223,6 @@ def _block(part: Part) -> Message:
     if isinstance(part, ReasoningPart):
         return {"type": "thinking", "thinking": part.text}
     return {"type": "text", "text": _text([part])}
-
-
-def _as_written(call: WrittenCall) -> WrittenObject:
-    values = call.written if call.written is not None else _values(call.arguments)
-    return WrittenObject(values or {}, call.arguments)
 
 
 def _arguments(text: str) -> WrittenObject:

@@ -33,6 +33,7 @@ _TOOLS = [
     }
     for name in ("kone", "ktwo")
 ]  # fmt: skip
+_ARGUMENTS = WrittenObject({"k": "v"}, '{"k": "v"}')
 _LONG_ID = "call_0123456789abcdef"
 _ASKS: Mapping[str, Any] = {"role": "user", "content": "k-question"}
 
@@ -48,6 +49,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
     ``text_with_calls``: text stands before the calls of its message; ``thought_with_both``: and a thought before that.
     ``text_apart``: text may stand in a message of its own before the one with the calls; ``thought_apart``: and a thought there.
     ``successive``: several messages with calls in a row; ``parallel``: several calls in a message.
+    ``values_as_json``: it goes through a call's arguments one by one, and writes what is no string as JSON.
     ``short_ids``: call ids must be nine letters or digits. ``variables``: names that it takes from the request.
     """
 
@@ -61,6 +63,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
     thought_apart: bool = True
     successive: bool = True
     parallel: bool = True
+    values_as_json: bool = False
     short_ids: bool = False
     variables: frozenset[str] = frozenset()
 
@@ -101,6 +104,7 @@ def traits_of(template: ChatTemplate | None) -> TemplateTraits:
         ),
         successive=trial.shows([_ASKS, _says(empty, first), _says(empty, second), *results], "kone", "ktwo"),
         parallel=trial.shows([_ASKS, _says(empty, first, second), *results], "kone", "ktwo"),
+        values_as_json=trial.writes_values_as_json(empty),
         short_ids=not trial.shows([_ASKS, _says(empty, _call("kone", _LONG_ID)), _result("kone", _LONG_ID)], "kone"),
         variables=template.variables,
     )  # fmt: skip
@@ -142,6 +146,12 @@ class _Trial:
         at_end = self.rendered([_ASKS, _says("k-text", **texts)])
         return tuple(field for field in FIELDS if texts[field] in in_loop + at_end)
 
+    def writes_values_as_json(self, empty: str | None) -> bool:
+        whole = '{"k":   {"n": 1}}'
+        arguments = WrittenObject({"k": {"n": 1}}, whole)
+        rendered = self.rendered([_ASKS, _says(empty, _call("kone", arguments=arguments)), _result("kone")])
+        return whole not in rendered and '{"n": 1}' in rendered
+
     def keeps_inline(self, *calls: dict[str, Any]) -> bool:
         text = "<think>\nk-thought\n</think>\n\nk-text"
         beside_call = bool(calls) and self.shows([_ASKS, _says(text, *calls), _result("kone")], "k-thought")
@@ -159,8 +169,7 @@ def _says(content: str | None, *calls: dict[str, Any], **thought: str) -> dict[s
     return {**message, "tool_calls": list(calls)} if calls else message
 
 
-def _call(name: str, call_id: str = "") -> dict[str, Any]:
-    arguments = WrittenObject({"k": "v"}, '{"k": "v"}')
+def _call(name: str, call_id: str = "", *, arguments: WrittenObject = _ARGUMENTS) -> dict[str, Any]:
     return {"id": call_id or f"{name}00000", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

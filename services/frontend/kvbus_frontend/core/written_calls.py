@@ -11,12 +11,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
+from json import JSONDecoder
 from typing import Any
 
 import msgspec
 
 ENTRY_BYTES = 450
 """Of a call beside its texts: the entry, two names for it and their slots."""
+
+_DECODER = JSONDecoder()
 
 
 class WrittenCall(msgspec.Struct, frozen=True):
@@ -100,6 +103,33 @@ class WrittenCalls:
         assert self.size_bytes == sum(kept.call.size_bytes for kept in self._kept.values())  # noqa: S101
         assert self.size_bytes <= self._limit_bytes  # noqa: S101
         assert set(self._latest.values()) <= self._kept.keys()  # noqa: S101
+
+
+def member_texts(text: str) -> dict[str, str]:
+    """The text of each value in the text of a JSON object; empty for text that is none. Of values under one key, the last."""
+    found: dict[str, str] = {}
+    try:
+        at = _skip(text, 0)
+        if text[at] != "{":
+            return {}
+        at = _skip(text, at + 1)
+        while text[at] != "}":
+            key, at = _DECODER.raw_decode(text, at)
+            start = _skip(text, _skip(text, at) + 1)
+            _, at = _DECODER.raw_decode(text, start)
+            found[key] = text[start:at]
+            at = _skip(text, at)
+            if text[at] == ",":
+                at = _skip(text, at + 1)
+    except (ValueError, IndexError, RecursionError):
+        return {}
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at] in " \t\r\n":
+        at += 1
+    return at
 
 
 def plain_id(call_id: str) -> str:
