@@ -12,8 +12,9 @@ from kvbus_parsers.source import Emit, Markers, Source, Step, markers
 
 _TAG_STOPS = markers(">", '"', "'", "\n", "<")
 _QUOTES = {'"': markers('"', "\n"), "'": markers("'", "\n")}
-_BARE_ATTRIBUTE = re.compile(r"""([\w.:-]+)\s*=\s*([^\s"'>]+)""")
-_QUOTED_ATTRIBUTE = re.compile(r"([\w.:-]+)\s*=\s*\Z")
+# The names are matched from their beginnings only, which keeps the search linear.
+_BARE_ATTRIBUTE = re.compile(r"""(?<![\w.:-])([\w.:-]++)\s*=\s*([^\s"'>]++)""")
+_QUOTED_ATTRIBUTE = re.compile(r"(?<![\w.:-])([\w.:-]++)\s*=\s*\Z")
 _BEHIND_NAME = {" ", "\t", "\n", "/", ">"}
 
 
@@ -40,7 +41,7 @@ def tag_rest(source: Source) -> Step[Tag | None]:
             value, stop = yield from source.take_until(_QUOTES[stop])
             if stop in _QUOTES:
                 attributes[attribute[1]] = value
-                text = text[: attribute.start()] + " "
+                text = text[: attribute.start()].rstrip() + " "
                 continue
         if stop == ">":
             body = text.rstrip()
@@ -114,11 +115,12 @@ class Section:
         source, sink = context.source, context.sink
         inside = markers(*self.openers, *self.closers, *self.call_openers, *self.strays)
         recording = source.record()
-        tag: str | None = opener
-        while tag in self.openers:
+        yield from source.skip_space()
+        tag = yield from source.one_of(inside)
+        if tag in self.openers:  # twice, but not any number of times: giving back must stay cheap
             yield from source.skip_space()
             tag = yield from source.one_of(inside)
-        if tag is None and not (yield from cut_off(context, inside)):
+        if (tag is None or tag in self.openers) and not (yield from cut_off(context, inside)):
             source.rewind(recording)
             return False
         source.keep(recording)

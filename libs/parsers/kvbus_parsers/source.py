@@ -64,7 +64,7 @@ class Markers:
 
     def may_begin(self, text: str) -> bool:
         """Whether the text is shorter than some marker that begins with it."""
-        return not text or self._growing.match(text) is not None
+        return len(text) < self.longest and (not text or self._growing.match(text) is not None)
 
 
 def _proper_prefixes(marker: str) -> str:
@@ -177,8 +177,8 @@ class Source:
         find = stops.find
         while True:
             buffer, at = self._buffer, self._at
-            self.scanned += len(buffer) - at
             begin, end = find(buffer, at, final=self._finished)
+            self.scanned += (end if end > begin else len(buffer)) - at
             if begin > at:
                 emit(self._take(begin))
             if end > begin:
@@ -193,8 +193,8 @@ class Source:
         length = 0
         while True:
             buffer, at = self._buffer, self._at
-            self.scanned += len(buffer) - at
             begin, end = stops.find(buffer, at, final=self._finished)
+            self.scanned += (end if end > begin else len(buffer)) - at
             length += begin - at
             if length > limit:
                 parts.append(self._take(begin - (length - limit)))

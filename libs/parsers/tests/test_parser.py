@@ -32,7 +32,7 @@ def _calls(parsed: Collected) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in parsed.tool_calls]
 
 
-@given(st.text())
+@given(st.text(max_size=20))
 def test_without_formats_the_output_is_text(text: str) -> None:
     assert _parse(text, tool=None).content == (text or None)
 

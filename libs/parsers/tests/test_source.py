@@ -120,6 +120,12 @@ def test_one_of_reads_the_longest_marker_that_stands_there() -> None:
     assert _read_any_way(lambda source: source.one_of(choices), "<a") == (None, "<a")
 
 
+def test_of_no_choices_none_is_waited_for() -> None:
+    with pytest.raises(StopIteration) as stopped:
+        next(Source().one_of(markers()))
+    assert stopped.value.value is None
+
+
 def test_white_space_is_read_only_in_front_of_what_is_looked_for() -> None:
     assert _read_any_way(lambda source: source.ahead("{["), " \n {}") == (True, "{}")
     assert _read_any_way(lambda source: source.ahead("{["), " \n x") == (False, " \n x")

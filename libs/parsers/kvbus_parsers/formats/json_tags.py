@@ -32,7 +32,7 @@ def json_tags(
         source, sink = context.source, context.sink
         recording = source.record()
         yield from source.skip_space()
-        while (yield from source.one_of(opening)):  # a doubled opener
+        if (yield from source.one_of(opening)):  # twice, but not any number of times: giving back must stay cheap
             yield from source.skip_space()
         if not (yield from source.ahead("[" if plain_word else "{[")):
             return source.dismiss(recording)
