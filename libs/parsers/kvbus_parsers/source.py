@@ -193,8 +193,10 @@ class Source:
         length = 0
         while True:
             buffer, at = self._buffer, self._at
-            begin, end = stops.find(buffer, at, final=self._finished)
-            self.scanned += (end if end > begin else len(buffer)) - at
+            # Beyond the limit no marker counts, so it is not looked for: else each call would search the whole buffer.
+            window = buffer[at : at + limit - length + stops.longest]
+            begin, end = (at + position for position in stops.find(window, 0, final=self._finished))
+            self.scanned += end - at if end > begin else len(window)
             length += begin - at
             if length > limit:
                 parts.append(self._take(begin - (length - limit)))

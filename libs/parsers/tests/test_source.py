@@ -170,3 +170,13 @@ def test_a_json_value_is_passed_on_and_what_follows_is_left() -> None:
     assert _read_any_way(grammar, '{"a": 1') == (('{"a": 1', JsonEnd.CUT), "")
     assert _read_any_way(grammar, '{"a" 1}') == (('{"a" ', JsonEnd.INVALID), "1}")
     assert _read_any_way(grammar, "12") == (("12", JsonEnd.COMPLETE), "")
+
+
+def test_a_search_with_a_limit_does_not_look_beyond_it() -> None:
+    source = Source()
+    source.feed("a" * 100_000 + "|")
+    step = source.take_until(markers("|"), 10)
+    with pytest.raises(StopIteration) as stopped:
+        next(step)
+    assert stopped.value.value == ("a" * 10, None)
+    assert source.scanned < 20
