@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
-from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 
 SCHEMAS = Path(__file__).parent / "schemas" / "openai_responses.json"
 TERMINAL = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
