@@ -341,3 +341,59 @@ def test_gigachat3() -> None:
     ]
     assert segments("gigachat3", f"<|function_call|>{call}") == [("f", '{"a": 1}')]
     assert segments("gigachat3", "a function call<|role_sep|> b") == ["a function call<|role_sep|> b"]
+
+
+# ---- all of them
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        ("llama3_json", '<|python_tag|><|python_tag|>{"name": "f", "parameters": {}}'),
+        ("apertus", '<|tools_prefix|><|tools_prefix|>[{"f": {}}]<|tools_suffix|><|tools_suffix|>'),
+        ("internlm2", '<|action_start|><|action_start|><|plugin|>{"name": "f", "parameters": {}}<|action_end|>'),
+        ("lfm2", "<|tool_call_start|><|tool_call_start|>[f()]<|tool_call_end|>"),
+        ("olmo3", "<function_calls>\n<function_calls>f()</function_calls>"),
+        ("deepseek_v3", f"{CALLS}{CALLS}{CALL}f{SEP}{{}}{CALL_END}{CALL_END}{CALLS_END}{CALLS_END}"),
+        ("deepseek_v3", f"{CALLS}f{SEP}{{}}{CALL_END}{CALLS_END}"),
+        ("cohere_command", '<|START_ACTION|><|START_ACTION|>[{"tool_name": "f", "parameters": {}}]<|END_ACTION|>'),
+        ("cohere_command", '<|START_ACTION|>{"tool_name": "f", "parameters": {}}]<|END_ACTION|>'),
+    ],
+)
+def test_a_marker_too_many_or_a_bracket_too_few_does_not_show(tool: str, text: str) -> None:
+    assert segments(tool, f"a {text} b") == ["a", ("f", "{}"), "b"]
+
+
+def test_calls_of_an_array_without_its_opening_bracket_are_all_read() -> None:
+    calls = '{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'
+    assert segments("nemotron_deci", f"<TOOLCALL>{calls}</TOOLCALL>b") == [("f", "{}"), ("g", "{}"), "b"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        ("mistral", "[TOOL_CALLS]na"),
+        ("mistral", "[TOOL_CALLS]name[ARG"),
+        ("mistral", '[TOOL_CALLS][{"name": "na'),
+        ("internlm2", "<|action_start|><|plu"),
+        ("olmo3", "<function_calls>\nna"),
+        ("lfm2", "<|tool_call_start|>[na"),
+        ("gemma4", "<|tool_call>call:na"),
+        ("apertus", '<|tools_prefix|>[{"na'),
+        ("deepseek_v3", f"{CALLS}{CALL}function{SEP}na"),
+        ("kimi_k3", f"{opened('tools')}<|open|>call tool"),
+        ("gigachat3", "function call<|role_sep|>\n"),
+        ("cohere_command", '<|START_ACTION|>[{"tool_call_id": "0", "tool_na'),
+        ("inkling", f'{JSON_CALL}{{"name": "na'),
+    ],
+)
+def test_a_call_that_is_cut_before_its_name_is_known_leaves_nothing_behind(tool: str, text: str) -> None:
+    assert segments(tool, f"a{text}", "length") == ["a"]
+
+
+def test_a_response_of_cohere_ends_thoughts_that_were_not_closed() -> None:
+    assert segments("cohere_command", "<|START_THINKING|>a<|START_RESPONSE|>b<|END_RESPONSE|>") == [Thought("a"), "b"]
+
+
+def test_what_gigachat_cannot_read_is_text_without_its_markers() -> None:
+    assert segments("gigachat3", "a<|message_sep|>\n\nfunction call<|role_sep|>\n{bad</s>b") == ["a{badb"]

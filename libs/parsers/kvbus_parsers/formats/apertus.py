@@ -12,6 +12,7 @@ _CLOSING = markers(_CLOSER)
 def _read(context: Context, opener: str) -> Step[bool]:
     source, sink = context.source, context.sink
     recording = source.record()
+    yield from source.literal(opener)  # twice
     if not (yield from source.ahead("[")):
         return source.dismiss(recording)
     source.keep(recording)

@@ -38,6 +38,7 @@ def _objects(context: Context) -> Step[bool]:
 
 
 def _python_tag(context: Context, opener: str) -> Step[bool]:
+    yield from context.source.one_of(_PYTHON_TAGS)  # twice
     if (yield from _objects(context)):
         return True
     if not (yield from context.source.ahead("{[")):

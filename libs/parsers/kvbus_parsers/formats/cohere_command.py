@@ -10,7 +10,8 @@ _KEYS = CallKeys(name=("tool_name", "name"), arguments=("parameters", "arguments
 _REASONING = ReasoningFormat(
     "cohere_command",
     ("<|START_THINKING|>",),
-    ("<|END_THINKING|>",),
+    # A response shows that the thoughts are over, even where the model did not close them.
+    ("<|END_THINKING|>", "<|START_RESPONSE|>", "<|START_TEXT|>"),
     framing=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ends_on_tool_opener=True,
 )

@@ -12,6 +12,7 @@ from kvbus_parsers.source import Step, markers
 
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_SEP = "<｜tool▁sep｜>"
 _FENCE = "```"
 
 _TAGS = (_CALL_BEGIN, _CALL_END, _CALLS_BEGIN, _CALLS_END)
@@ -19,7 +20,7 @@ _STOPS = markers(*_TAGS)
 _FENCED_STOPS = markers(
     *_TAGS, *(lead + _FENCE + space + tag for tag in _TAGS for lead in ("", "\n") for space in ("", "\n"))
 )
-_SEPARATOR = markers("<｜tool▁sep｜>", *_TAGS)
+_SEPARATOR = markers(_SEP, *_TAGS)
 _NAME_ENDS = markers("\n", _FENCE, "{", *_TAGS)
 _LANGUAGE = re.compile(r"[a-z]*+")
 _NAME_LENGTH_MAX = 256
@@ -57,10 +58,12 @@ _SECTION = Section((_CALLS_BEGIN,), (_CALLS_END,), (_CALL_BEGIN,), _call, strays
 
 
 def _read(context: Context, opener: str) -> Step[bool]:
-    return (yield from (_call if opener == _CALL_BEGIN else _SECTION.read)(context, opener))
+    if opener == _CALLS_BEGIN and (yield from _SECTION.read(context, opener)):
+        return True
+    return (yield from _call(context, opener))  # the opener of the section may stand alone
 
 
-FORMATS = (ToolFormat("deepseek_v3", (_CALLS_BEGIN, _CALL_BEGIN), _read, strays=(_CALL_END, _CALLS_END)),)
+FORMATS = (ToolFormat("deepseek_v3", (_CALLS_BEGIN, _CALL_BEGIN), _read, strays=(_CALL_END, _CALLS_END, _SEP)),)
 ALIASES = {
     "deepseek_v3_1": "deepseek_v3",
     "deepseek_v31": "deepseek_v3",

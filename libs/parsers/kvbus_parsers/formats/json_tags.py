@@ -1,11 +1,15 @@
 """Formats that write calls as JSON behind a marker: Hermes and its many relatives."""
 
+import re
+
 from kvbus_parsers.grammar import Context, ReasoningFormat, ToolFormat
-from kvbus_parsers.json_calls import CallEnd, CallKeys, broken_rest, call_array, call_or_array
+from kvbus_parsers.json_calls import CallEnd, CallKeys, at_marker, broken_rest, call_array, call_or_array
+from kvbus_parsers.markup import cut_off
 from kvbus_parsers.source import Markers, Step, markers
 
 _KEYS = CallKeys()
 _STRICT = CallKeys(strict=True)
+_LEFT_OVER = re.compile(r"[\s,}\]]*+")
 
 
 def json_tags(
@@ -64,8 +68,13 @@ def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
         if ended is not CallEnd.CALLED:
             break
         context.sink.marker()
-        while (yield from source.ahead("}")):  # one brace too many
-            yield from source.literal("}")
+        recording = source.record()
+        if (yield from source.take_while(_LEFT_OVER)) and (
+            (yield from source.peek()) == "{" or (yield from at_marker(context, stops))
+        ):
+            source.keep(recording)  # one brace too many, or the brackets of an array that are missing on the other side
+        else:
+            source.rewind(recording)
 
 
 def _bare_array(context: Context) -> Step[bool]:
@@ -78,6 +87,7 @@ def _bare_array(context: Context) -> Step[bool]:
     return True
 
 
+_KINDS = markers("<|plugin|>", "<|interpreter|>")
 _ACTION = json_tags("internlm2", ("<|plugin|>",), ("<|action_end|>",))
 
 
@@ -86,8 +96,11 @@ def _action(context: Context, opener: str) -> Step[bool]:
     source = context.source
     recording = source.record()
     yield from source.skip_space()
-    kind = yield from source.one_of(markers("<|plugin|>", "<|interpreter|>"))
+    if (yield from source.literal(opener)):  # twice
+        yield from source.skip_space()
+    kind = yield from source.one_of(_KINDS)
     if kind is None:
+        yield from cut_off(context, _KINDS)
         return source.dismiss(recording)
     source.keep(recording)
     if kind == "<|plugin|>" and _ACTION.read:
@@ -108,7 +121,7 @@ FORMATS = (
     json_tags("jamba", ("<tool_calls>",), ("</tool_calls>",)),
     json_tags("granite", ("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
     json_tags("granite_20b_fc", ("<function_call>",), ("</function_call>",)),
-    json_tags("gigachat3", ("function call<|role_sep|>", "<|function_call|>"), strays=("<|message_sep|>", "</s>")),
+    json_tags("gigachat3", ("function call<|role_sep|>", "<|function_call|>"), ("</s>",), framing=("<|message_sep|>",)),
     json_tags("phi4", ("functools",), plain_word=True),
     ToolFormat("internlm2", ("<|action_start|>",), _action, strays=("<|action_end|>",)),
 )

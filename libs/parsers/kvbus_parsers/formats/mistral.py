@@ -9,12 +9,14 @@ import re
 
 from kvbus_parsers.grammar import Context, ToolFormat
 from kvbus_parsers.json_calls import CallEnd, CallKeys, broken_rest, call_or_array, named_call
+from kvbus_parsers.markup import cut_off
 from kvbus_parsers.python_calls import NAME
 from kvbus_parsers.source import Step, markers
 
 _OPENER, _CLOSER, _ARGUMENTS, _ID = "[TOOL_CALLS]", "[/TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _STOPS = markers(_OPENER, _CLOSER)
 _CLOSING = markers(_CLOSER)
+_BEHIND_NAME = markers(_ARGUMENTS, _ID)
 _ID_TEXT = re.compile(r"[\w-]*+")
 _KEYS = CallKeys()
 
@@ -36,6 +38,7 @@ def _read(context: Context, opener: str) -> Step[bool]:
             call_id = yield from source.take_while(_ID_TEXT)
             yield from source.skip_space()
         if not name or not ((yield from source.literal(_ARGUMENTS)) or (yield from source.peek()) == "{"):
+            yield from cut_off(context, _BEHIND_NAME)
             return source.dismiss(recording)
         source.keep(recording)
         yield from named_call(context, name, _STOPS, call_id)

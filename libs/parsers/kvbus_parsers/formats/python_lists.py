@@ -18,7 +18,7 @@ _KEYS = CallKeys()
 
 
 def _head(context: Context, *, strict: bool, offered: bool = False) -> Step[str | None]:
-    """Reads ``name(``; None, with everything given back, if that is no call."""
+    """Reads ``name(``; None, with everything given back, if that is no call. A name that the end of the output cuts stays read."""
     source = context.source
     recording = source.record()
     name = yield from source.take_while(NAME)
@@ -41,7 +41,7 @@ def _head(context: Context, *, strict: bool, offered: bool = False) -> Step[str 
     if is_call:
         source.keep(recording)
         return name
-    source.rewind(recording)
+    source.dismiss(recording)
     return None
 
 
@@ -70,7 +70,7 @@ def _list(context: Context, *, offered: bool = False) -> Step[bool]:
         if (yield from source.literal("]")):
             break
         name = yield from _head(context, strict=True)
-        if name is None:
+        if name is None and not source.cut_off:
             source.unread(between)
     sink.marker()
     return True
@@ -98,6 +98,8 @@ def _between(openers: tuple[str, ...], closers: tuple[str, ...]) -> Callable[[Co
     def read(context: Context, opener: str) -> Step[bool]:
         source, sink = context.source, context.sink
         recording = source.record()
+        yield from source.skip_space()
+        yield from source.literal(opener)  # twice
         if not (yield from _json(context, stops)):
             yield from source.take_while(_SEPARATORS_BETWEEN_MARKERS)
             name = yield from _head(context, strict=False)
