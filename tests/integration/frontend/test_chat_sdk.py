@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from kvbus_testkit.chat_schemas import check_schema
 from kvbus_testkit.timing import eventually
 from kvbus_wire.errors import ErrorCode, ErrorReply
 
@@ -153,6 +154,48 @@ async def test_an_engine_that_fails_on_the_way_is_an_error_both_ways(cluster: An
     assert "".join(text) == "Some text"
     assert streamed.value.body == whole.value.body
     assert streamed.value.code == whole.value.code == "internal"
+
+
+async def test_a_worker_that_dies_within_a_thought_or_a_call_leaves_no_trace(
+    cluster: Any, client: openai.AsyncOpenAI
+) -> None:
+    text = ANSWERS["thinking and parallel calls"]
+    data = text.encode()
+    cluster.worker.play = plays(text)
+    undisturbed, _ = await both(client)
+    other = await cluster.add_worker("w2", **PARSERS)
+
+    def dies_after(count: int) -> Any:
+        gone = ErrorReply(code=ErrorCode.UNAVAILABLE, message="the worker goes away", retryable=True)
+        return plays(data[:count].decode(), size=1000, finish="error", error=gone)
+
+    async def goes_on(output: Any) -> None:
+        await output.started()
+        await output.say(data[output.message.resumed :])
+        await output.end()
+
+    other.play = goes_on
+    for cut in (3, 12, text.index("tide") + 2, text.index("}}") + 1, text.index("</tool_call>") + 3, len(data) - 1):
+        cluster.worker.play = dies_after(cut)
+        whole, streamed = await both(client)
+        assert seen(streamed) == seen(whole) == seen(undisturbed)
+        assert whole.usage.completion_tokens == undisturbed.usage.completion_tokens
+        assert whole.usage.completion_tokens_details == undisturbed.usage.completion_tokens_details
+    assert {message.resumed for message in other.requests} >= {3, len(data) - 1}
+
+
+async def test_answers_chunks_and_errors_have_the_shape_of_the_schemas(cluster: Any) -> None:
+    await cluster.start(card=PARSERS)
+    for text, finish in ((ANSWERS["thinking and parallel calls"], "stop"), (TRUNCATED["in the second call"], "length")):
+        cluster.worker.play = plays(text, logprobs=True, finish=finish)
+        fields = request(n=2, logprobs=True, top_logprobs=2)
+        check_schema("CreateChatCompletionResponse", (await cluster.post("/v1/chat/completions", fields))[1])
+        events = await cluster.stream("/v1/chat/completions", {**fields, "stream_options": {"include_usage": True}})
+        for event in events[:-1]:
+            check_schema("CreateChatCompletionStreamResponse", event)
+    completion = {"model": "m", "prompt": "a", "logprobs": 2, "n": 2}
+    check_schema("CreateCompletionResponse", (await cluster.post("/v1/completions", completion))[1])
+    check_schema("ErrorResponse", (await cluster.post("/v1/chat/completions", {}))[1])
 
 
 async def test_a_conversation_goes_on_with_what_the_sdk_gives_back(cluster: Any, client: openai.AsyncOpenAI) -> None:
