@@ -2,10 +2,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from kvbus_parsers import FinishReason
 from kvbus_parsers.cases import case_parser
 from kvbus_parsers.collect import CallSegment, Collected, ReasoningSegment, collect
+
+# How long one example takes says how busy the machine is, no more.
+settings.register_profile("parsers", deadline=None)
+settings.load_profile("parsers")
 
 Read = Callable[..., list[object]]
 

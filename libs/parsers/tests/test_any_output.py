@@ -114,6 +114,7 @@ def test_any_garbage_is_read_the_same_however_it_is_cut_and_no_word_of_it_is_los
     assert _run(_open(tool, reasoning), list(text), finish) == whole
     if finish == "stop":
         said = _said(whole)
+        text = re.sub(r"<function=[^<>\n]*(?=[<\n])", "", text)  # a header without its end is markup
         assert [word for word in re.findall(r"w\d+w", text) if word not in said] == []
 
 
