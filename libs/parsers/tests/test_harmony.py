@@ -73,6 +73,7 @@ def test_the_recipient_is_found_wherever_the_header_has_it(header: str) -> None:
 
 def test_a_message_to_a_role_is_no_call() -> None:
     assert segments(f"{CHANNEL}commentary to=user{MESSAGE}x{END}") == [("text", "x")]
+    assert segments(f"{CHANNEL}commentary to=functions.user{MESSAGE}{{}}{CALL}") == [("user", "{}")]
     assert segments(f"{CHANNEL}commentary to=assistant{CHANNEL}analysis{MESSAGE}x{END}") == [("reasoning", "x")]
 
 
@@ -102,6 +103,18 @@ def test_a_header_without_a_message_loses_its_words_and_nothing_else() -> None:
     assert segments(f"{CHANNEL}commentary?? and so on{END}{START}{FINAL}B{RETURN}") == [("text", "?? and so on\nB")]
     long = "word " * 400
     assert segments(f"{CHANNEL}{long}") == [("text", long)]
+
+
+def test_a_role_without_its_start_token_is_no_text() -> None:
+    assert segments(
+        f"assistant{ANALYSIS}A{END}assistant{FINAL}B{END}assistant to=functions.f{CHANNEL}commentary{MESSAGE}{{}}{CALL}"
+    ) == [
+        ("reasoning", "A"),
+        ("text", "B"),
+        ("f", "{}"),
+    ]
+    assert segments("assistant of mine") == [("text", "assistant of mine")]
+    assert segments(f"{FINAL}A{END}assistant of mine") == [("text", "A\nassistant of mine")]
 
 
 def test_text_between_messages_is_shown() -> None:

@@ -24,9 +24,11 @@ _HEADER_STOPS = markers(_START, _MESSAGE, *_ENDS)
 _HEADER_LENGTH_MAX = 1024
 
 _CHANNELS = ("analysis", "commentary", "final")
-_HEADER_BEGINNINGS = markers("to=", _CHANNEL, _CONSTRAIN, _MESSAGE)
+_ROLE_BEGINNINGS = tuple(f"assistant{after}" for after in (_CHANNEL, _MESSAGE, " to="))
+_HEADER_BEGINNINGS = markers("to=", _CHANNEL, _CONSTRAIN, _MESSAGE, *_ROLE_BEGINNINGS)
+_TOKENS_OR_ROLE = markers(*_TOKENS.texts, *_ROLE_BEGINNINGS)
 _CHANNEL_BEGINNINGS = markers(*(name + after for name in _CHANNELS for after in (_MESSAGE, f" {_CONSTRAIN}", " to=")))
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_RECIPIENT = re.compile(r"\bto=(?P<namespace>functions\.)?(?P<name>[^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _HEADER_WORDS = re.compile(rf"<\|\w+\|>|\bto=\S+|\b(?:assistant|json|code|{'|'.join(_CHANNELS)})\b")
 _ROLES = {"assistant", "user", "system", "developer", "tool", "all"}
@@ -77,7 +79,10 @@ class _Output:
     def _between(self) -> Step[str | None]:
         """Behind a message the next one begins. Text that stands here is shown."""
         yield from self._source.skip_space()
-        token = yield from self._source.one_of(_TOKENS)
+        token = yield from self._source.one_of(_TOKENS_OR_ROLE)
+        if token in _ROLE_BEGINNINGS:
+            self._source.unread(token)
+            return _START
         if token is None and ((yield from cut_off(self._context, _TOKENS)) or self._source.exhausted):
             self._sink.close_reasoning()
             self._sink.marker()
@@ -116,8 +121,8 @@ class _Output:
     def _body(self, header: str) -> Step[str | None]:
         channels = _CHANNEL_NAME.findall(header)
         recipient = _RECIPIENT.search(header)
-        if recipient and recipient[1] not in _ROLES and self._calls:
-            return (yield from self._call(recipient[1]))
+        if self._calls and recipient and (recipient["namespace"] or recipient["name"] not in _ROLES):
+            return (yield from self._call(recipient["name"]))
         kind = _Kind.REASONING if channels and channels[-1] == "analysis" else _Kind.TEXT
         yield from self._source.skip_space()
         self._begin(kind)
