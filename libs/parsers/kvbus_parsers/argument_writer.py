@@ -20,7 +20,7 @@ class ArgumentWriter:
         self._written: dict[str, str] = {}
         self._object_open = False
         self._raw_open = False
-        self._space = ""
+        self._space: list[str] = []
         # the open argument
         self._key = ""
         self._value = Schema()
@@ -80,14 +80,12 @@ class ArgumentWriter:
 
     def raw(self, text: str) -> None:
         """What is no grammar between arguments goes out as it is: the call is seen to be broken. Space around it is framing."""
-        text = self._space + text
         kept = text.rstrip()
-        self._space = text[len(kept) :]
-        if not self._raw_open:
-            kept = kept.lstrip()
         if kept:
+            self._sink.arguments("".join(self._space) + kept if self._raw_open else kept.lstrip())
             self._raw_open = True
-            self._sink.arguments(kept)
+            self._space = []
+        self._space.append(text[len(kept) :])
 
     def close(self, *, written: bool = True) -> None:
         """The call is complete. ``written``: the text of each argument goes with it, for formats without types on the wire."""
@@ -99,7 +97,7 @@ class ArgumentWriter:
         self._sink.arguments(("{" if not self._object_open else ", ") + quote(key) + ": ")
         self._object_open = True
         self._raw_open = False
-        self._space = ""
+        self._space = []
 
     def _flow(self) -> None:
         """Lets the value go out as it comes if it can only be a string."""

@@ -130,7 +130,10 @@ FORMATS = (
 ALIASES = {
     "glm": "glm47",
     "glm45": "glm47",
+    "glm45_moe": "glm47",
     "glm46": "glm47",
+    "glm47_moe": "glm47",
+    "glm4_moe": "glm47",
     "glm5": "glm47",
     "ling3": "glm47",
     "poolside_v1": "glm47",

@@ -177,4 +177,4 @@ def _minicpm5() -> ToolFormat:
 
 FORMATS = (_block("minimax_m2", "minimax:tool_call"), _block("dots", "dots_function_call"), _step3(), _minicpm5())
 
-ALIASES = {"minimax_m25": "minimax_m2", "minimax": "minimax_m2", "minimax-m2": "minimax_m2", "minicpm5_xml": "minicpm5"}
+ALIASES = {"minimax_m25": "minimax_m2", "minimax": "minimax_m2", "minicpm5_xml": "minicpm5", "minicpm5xml": "minicpm5"}
