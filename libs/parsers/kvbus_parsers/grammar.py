@@ -52,6 +52,8 @@ class ToolFormat:
     """The reasoning that is part of the format (sections of Cohere), for when no other is chosen."""
     framing: tuple[str, ...] = ()
     """Markers around the answer, dropped from text with the white space that touches them."""
+    new_id: Callable[[], str] | None = None
+    """Mints ids that the family's chat templates take back, if they do not take any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,12 +68,17 @@ def open_parser(
     behind it, or says nothing (``None``). ``calls``: ``auto``; ``drop`` (markup of calls vanishes, prose stays); ``guided_array``
     or ``guided_arguments:NAME`` (the engine was made to write JSON; what does not begin with it is read by the format);
     ``guided_text:KEY:NAME`` (it was made to write one argument as plain text, which is all there is but for reasoning).
-    ``new_id`` mints the ids of calls that have none. ``nonempty_content``: an output of nothing but reasoning is given as text,
-    too, at its end. Raises `names.UnknownFormatError`.
+    ``new_id`` mints the ids of calls that have none, by default such as the format's templates take back.
+    ``nonempty_content``: an output of nothing but reasoning is given as text, too, at its end. Raises
+    `names.UnknownFormatError`.
     """
     tool_format = names.tool_format(tool) if tool else None
     reasoning_format = names.reasoning_format(reasoning) if reasoning else None
-    sink = Sink(new_id or mint_id, drop_calls=calls == "drop", nonempty_content=nonempty_content)
+    sink = Sink(
+        new_id or (tool_format and tool_format.new_id) or mint_id,
+        drop_calls=calls == "drop",
+        nonempty_content=nonempty_content,
+    )
     context = Context(Source(), sink, _schemas(tools), _leading(calls, tool_format, reasoning_format))
     thinks = reasoning_format is not None and (
         reasoning_format.starts_open if reasoning_open is None else reasoning_open

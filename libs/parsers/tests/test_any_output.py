@@ -98,7 +98,7 @@ def _said(collected: Collected) -> str:
 
 
 @pytest.mark.parametrize("tool", TOOL_FORMATS)
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_garbage_is_read_the_same_however_it_is_cut_and_no_word_of_it_is_lost(
     tool: str, data: st.DataObject
@@ -136,25 +136,23 @@ def test_any_garbage_in_reasoning_is_kept(name: str, data: st.DataObject) -> Non
 def test_the_work_grows_linearly_with_the_output(tool: str) -> None:
     marks = _markers(tool) or ["["]
     units = [
-        "a <b " + "".join(marks),
+        "a <b " + "".join(marks[:6]),
         marks[0] + "{",
         marks[0] + ' {"name": "f", "arguments": {"a": "',
         marks[0] + "x\n ",
         '[{"name": "f", ',
         "[f(a=[",
         "<" * 7,
-        *(f"{mark} " for mark in marks),
-        "word " * 3,
+        *(f"{mark} " for mark in marks[:6]),
     ]
     for unit in units:
-        for size in (1, 1000):
-            once, twice = (_scanned(tool, unit * repeats, size) for repeats in (60, 120))
-            assert twice <= 2.5 * once + 1000, (unit, size)
+        once, twice = (_scanned(tool, unit * repeats) for repeats in (30, 60))
+        assert twice <= 2.5 * once + 1000, unit
 
 
-def _scanned(tool: str, text: str, size: int) -> int:
+def _scanned(tool: str, text: str) -> int:
     parser = _open(tool, "qwen3")
-    for at in range(0, len(text), size):
-        parser.feed(text[at : at + size])
+    for character in text:
+        parser.feed(character)
     parser.finish("stop")
     return parser._source.scanned

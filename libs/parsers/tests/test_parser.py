@@ -1,5 +1,7 @@
 """The parser as a whole: options of a request, events in order, white space, ids."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,6 +83,16 @@ def test_the_indexes_count_from_zero_and_the_ids_are_unique() -> None:
     assert isinstance(started, CallStarted)
     assert started.id.startswith("call_")
     assert len(started.id) == len("call_") + 24
+
+
+def test_ids_are_of_the_shape_that_the_templates_of_the_family_take_back() -> None:
+    ids = set()
+    for _ in range(20):
+        started, *_ = open_parser(tool="mistral").feed('[TOOL_CALLS]f{"a": 1}')
+        assert isinstance(started, CallStarted)
+        assert re.fullmatch("[a-zA-Z0-9]{9}", started.id)
+        ids.add(started.id)
+    assert len(ids) == 20
 
 
 def test_a_dropped_call_leaves_the_prose_around_it_and_no_markup() -> None:

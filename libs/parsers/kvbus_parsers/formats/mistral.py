@@ -6,6 +6,8 @@
 """
 
 import re
+import secrets
+import string
 
 from kvbus_parsers.grammar import Context, ToolFormat
 from kvbus_parsers.json_calls import CallEnd, CallKeys, broken_rest, call_or_array, named_call
@@ -49,4 +51,9 @@ def _read(context: Context, opener: str) -> Step[bool]:
     return True
 
 
-FORMATS = (ToolFormat("mistral", (_OPENER,), _read, strays=(_CLOSER,)),)
+def new_id() -> str:
+    """Mistral's templates refuse ids of any other shape."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+FORMATS = (ToolFormat("mistral", (_OPENER,), _read, strays=(_CLOSER,), new_id=new_id),)
