@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from kvbus_frontend.core.formats import Formats, chosen_format, parser_for, prompt_reasoning, told_formats
+from kvbus_frontend.core.formats import (
+    Formats,
+    chosen_formats,
+    parser_for,
+    prompt_reasoning,
+    told_formats,
+    unknown_parsers,
+)
 from kvbus_parsers import CallEnded, Parser, Reasoning, Text
 from kvbus_protocols.conversation import (
     Conversation,
@@ -18,6 +25,7 @@ from kvbus_protocols.conversation import (
 )
 from kvbus_protocols.generation import GenerationRequest
 from kvbus_tokenizers import ModelBundle, byte_level_bundle, load_template, load_tokenizer
+from kvbus_wire.records import ModelCard
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"n": "1"}}\n</tool_call>'
 CODER_CALL = "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
@@ -69,10 +77,33 @@ def test_without_a_template_nothing_is_told() -> None:
     assert told_formats(None, byte_level_bundle()) == Formats()
 
 
-@pytest.mark.parametrize(("configured", "found"), [("auto", "hermes"), ("none", None), ("qwen3_coder", "qwen3_coder")])
-def test_what_the_worker_says_comes_first(configured: str, found: str | None) -> None:
-    assert chosen_format(configured, "hermes") == found
-    assert chosen_format("auto", None) is None
+def card(tool: str, reasoning: str) -> ModelCard:
+    return ModelCard(
+        name="m", fingerprint="f", block_size=4, context_length=100, bundle="b", kv_layout="l",
+        tool_call_parser=tool, reasoning_parser=reasoning,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tool", "reasoning", "found"),
+    [
+        ("auto", "auto", BOTH),
+        ("none", "auto", Formats(None, "qwen3")),
+        ("auto", "none", Formats("hermes", None)),
+        ("qwen3_coder", "deepseek_r1", Formats("qwen3_coder", "deepseek_r1")),
+        ("Qwen3-Coder", "none", Formats("Qwen3-Coder", None)),
+    ],
+)
+def test_what_the_worker_says_comes_first(tool: str, reasoning: str, found: Formats) -> None:
+    assert chosen_formats(card(tool, reasoning), BOTH) == found
+    assert unknown_parsers(card(tool, reasoning)) == ()
+
+
+def test_a_name_that_only_a_newer_release_knows_counts_as_auto() -> None:
+    newer = card("qwen9", "qwen3")
+    assert unknown_parsers(newer) == ("qwen9",)
+    assert chosen_formats(newer, BOTH) == BOTH
+    assert chosen_formats(card("auto", "qwen9_thoughts"), Formats()) == Formats()
 
 
 def test_without_formats_all_is_text() -> None:

@@ -12,7 +12,7 @@ from kvbus_frontend.adapters.generation import Spawn
 from kvbus_frontend.core.aliases import Aliases
 from kvbus_frontend.core.catalog import Departed, Offer, offers_of
 from kvbus_frontend.core.choice_text import ChoiceText
-from kvbus_frontend.core.formats import Formats, chosen_format, told_formats
+from kvbus_frontend.core.formats import Formats, chosen_formats, told_formats, unknown_parsers
 from kvbus_frontend.core.message_style import style_of
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.core.requests import PromptForm
@@ -75,10 +75,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     @property
     def formats(self) -> Formats:
         """The wire formats of the model's output: what its workers say, else what its template tells."""
-        return Formats(
-            tool=chosen_format(self.card.tool_call_parser, self.text.formats.tool),
-            reasoning=chosen_format(self.card.reasoning_parser, self.text.formats.reasoning),
-        )
+        return chosen_formats(self.card, self.text.formats)
 
     @property
     def prompt_form(self) -> PromptForm:
@@ -174,6 +171,9 @@ class Models:
         offers = offers_of(self._directory.instances("worker"), self._offers)
         for name, offer in offers.items():
             known = self._offers.get(name)
+            unknown = unknown_parsers(offer.card)
+            if unknown and (known is None or known.card != offer.card):
+                self._log.error("unknown_parsers", model=name, parsers=unknown, workers=offer.workers)
             if offer.others and (known is None or known.others != offer.others):
                 self._log.error(
                     "model_cards_differ",

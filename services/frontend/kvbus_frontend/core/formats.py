@@ -1,14 +1,16 @@
 """Which wire formats a model writes its tool calls and thoughts in, and the parser for one of its outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from kvbus_parsers import Parser, open_parser
 from kvbus_parsers.choose import choose, reasoning_open
+from kvbus_parsers.names import UnknownFormatError, reasoning_format, tool_format
 from kvbus_protocols.conversation import Conversation, TextPart, ToolCallPart, ToolSpec
 from kvbus_tokenizers import ChatTemplate, ModelBundle
 from kvbus_tokenizers.bundle import CONFIG
+from kvbus_wire.records import ModelCard
 
 TAIL_CHARS = 512
 """How much of the end of a rendered prompt tells whether a thought is open; more than any generation prompt has."""
@@ -32,11 +34,32 @@ def told_formats(template: ChatTemplate | None, bundle: ModelBundle) -> Formats:
     return Formats(choice.tool, choice.reasoning)
 
 
-def chosen_format(configured: str, told: str | None) -> str | None:
-    """``configured``: auto, none, or a parser's name."""
-    if configured == "auto":
-        return told
-    return None if configured == "none" else configured
+def chosen_formats(card: ModelCard, told: Formats) -> Formats:
+    """What the model's workers say, else what its files tell; also where the workers say a name that is known to nobody here."""
+    return Formats(
+        _chosen(card.tool_call_parser, told.tool, tool_format),
+        _chosen(card.reasoning_parser, told.reasoning, reasoning_format),
+    )
+
+
+def unknown_parsers(card: ModelCard) -> tuple[str, ...]:
+    """What the workers say and nobody here knows: they may be of a newer release."""
+    named = ((card.tool_call_parser, tool_format), (card.reasoning_parser, reasoning_format))
+    return tuple(name for name, find in named if name not in ("auto", "none") and not _is_known(name, find))
+
+
+def _chosen(name: str, told: str | None, find: Callable[[str], object]) -> str | None:
+    if name == "none":
+        return None
+    return name if name != "auto" and _is_known(name, find) else told
+
+
+def _is_known(name: str, find: Callable[[str], object]) -> bool:
+    try:
+        find(name)
+    except UnknownFormatError:
+        return False
+    return True
 
 
 def parser_for(conversation: Conversation, formats: Formats, prompt_tail: str, mode: str) -> Parser | None:
