@@ -11,6 +11,7 @@ import msgspec
 from kvbus_frontend.adapters.generation import Begun, Event, Finished, Generator, Placed, Tokens
 from kvbus_frontend.core.choice_stream import ChoiceStream, Said
 from kvbus_frontend.core.dispatch import Job
+from kvbus_frontend.core.failures import internal_error
 from kvbus_frontend.core.outputs import BufferFull, ChoiceOutput, Finish, OutputBuffer
 from kvbus_protocols.errors import ApiError
 from kvbus_protocols.generation import Usage
@@ -135,9 +136,7 @@ class RequestRun:
         except ApiError as problem:
             self._fail(problem)
         except Exception as problem:
-            error = ApiError(500, "The server failed to process the request.", code="internal")
-            error.__cause__ = problem
-            self._fail(error)
+            self._fail(internal_error(problem))
         finally:
             self._open -= 1
             self._news.set()

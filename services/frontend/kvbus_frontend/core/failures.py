@@ -33,3 +33,10 @@ def api_error(reply: ErrorReply) -> ApiError:
     if status == 503 and retry_after_s is None:
         retry_after_s = RETRY_AFTER_S
     return ApiError(status, reply.message, code=str(reply.code), param=param, retry_after_s=retry_after_s)
+
+
+def internal_error(cause: BaseException) -> ApiError:
+    """Nobody's doing but the server's own."""
+    error = ApiError(500, "The server failed to process the request.", code="internal")
+    error.__cause__ = cause
+    return error

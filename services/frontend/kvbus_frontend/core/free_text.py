@@ -108,7 +108,7 @@ def _whole(arguments: str) -> str:
     """The text that these arguments mean: the one string in them, or else all of it as it is."""
     try:
         value = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return arguments
     if isinstance(value, dict):
         texts = [text for text in value.values() if isinstance(text, str)]

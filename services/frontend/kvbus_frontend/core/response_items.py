@@ -268,7 +268,7 @@ class _SearchCall:
     def finish(self, arguments: str) -> Iterator[bytes]:
         try:
             value = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             value = {"query": arguments}
         self._blank = msgspec.structs.replace(self._blank, arguments=value)
         yield from ()
