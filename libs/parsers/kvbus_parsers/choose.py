@@ -81,7 +81,6 @@ _REASONING_RULES = (
     _rule("cohere_command", "<|START_THINKING|>"),
     _rule("inkling", "<|content_thinking|>"),
     _rule("apertus", "<|inner_prefix|>"),
-    _rule("kimi_k3", "<|open|>think"),
     _rule("kimi_k3", "<|open|>", "<|sep|>", "think"),
     _rule("minimax_m3", "<mm:think>"),
     _rule("seed_oss", "<seed:think>"),
@@ -93,6 +92,7 @@ _REASONING_RULES = (
     _rule("granite", "Here is my thought process"),
     _rule("k2_horizon", "<ifm|think"),
     _rule("hunyuan_a13b", "<think>", "<answer>"),
+    _rule("hunyuan_a13b", "<think>", "<|extra_4|>"),  # writes <answer> although its template does not
     _rule("minimax_m2", "<think>", "<minimax:tool_call>"),  # whose tool results stand in <response>
     _rule("ernie45", "<think>", "<response>"),
     _rule("kimi_k2", "<think>", "<|tool_calls_section_begin|>"),

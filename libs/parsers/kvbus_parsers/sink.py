@@ -136,10 +136,6 @@ class Sink:
         self._call = None
         self._framing = True
 
-    @property
-    def call_open(self) -> bool:
-        return self._call is not None
-
     # --- the side of the parser
 
     def finish(self) -> None:

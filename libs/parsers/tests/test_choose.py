@@ -89,6 +89,7 @@ def test_every_choice_is_a_known_format() -> None:
         ("<|START_THINKING|>", "cohere_command", True),
         ("<|START_THINKING|><|END_THINKING|>", "cohere_command", False),
         ("<|turn>model\n<|channel>thought\n<channel|>", "gemma4", False),
+        ("<|turn>model\n<|channel>thought\n", "gemma4", True),
         ("[/INST][THINK]", "mistral", True),
         ("<|start|>assistant", "gpt_oss", None),
         ("Here is my thought process:", "granite", None),

@@ -37,3 +37,5 @@ FORMATS = (
     _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"),
     _gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"),
 )
+
+ALIASES = {"gemma_4": "gemma4"}
