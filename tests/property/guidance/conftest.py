@@ -1,6 +1,7 @@
 """A tiny model with random weights that follows guidance, step by step and without a thread."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,16 @@ def generate(folder: Path, vocabulary: Vocabulary) -> Generate:
     }
     ends = dict.fromkeys((*config.eos_token_ids, tiny.SPECIAL.index("</tool_call>")), 8.0)
 
+    domains = count()
+
     def run(guidance: Guidance, seed: int) -> tuple[str, Ended]:
         guide = Guide(compile_grammar(guidance, vocabulary).deep_copy(), vocabulary.eos_ids)
         request = EngineRequest(
             request_id="r",
             tokens=list(range(40, 60)),
-            domain_key=b"d" * 32,
+            domain_key=next(domains).to_bytes(
+                32, "little"
+            ),  # nothing is reused, so that a seed gives the same every time
             sampling=Sampling(temperature=0.7, seed=seed, logit_bias=bias | ends),
             stopping=Stopping(max_tokens=400),
             guidance=guidance,

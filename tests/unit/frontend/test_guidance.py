@@ -219,11 +219,37 @@ def test_a_channel_leads_to_the_answer() -> None:
     assert guidance(None, "gpt_oss", None, output_format=JSON_ANSWER).lead == "<|channel|>final<|message|>"
 
 
+def test_calls_stand_in_the_frame_of_text_only_in_a_foreign_form() -> None:
+    assert section("harmony", tools=(WEATHER,), tool_choice=REQUIRED).begin == ""
+    odd = ToolSpec(name="a b", parameters=CITY)
+    assert section("harmony", tools=(odd,), tool_choice=REQUIRED).begin == "<|channel|>final<|message|>["
+
+
 def test_a_custom_tools_grammar_binds_where_text_is_written_as_it_is() -> None:
     (call,) = section("qwen3_coder", tools=(FREE_FORM,), tool_choice=REQUIRED).calls
     (text,) = call.arguments
     assert (text.begin, text.kind, text.text) == ("<parameter=input>\n", "lark", 'start: "x"+')
     assert call.param == "tools[0].custom.format.grammar"
+
+
+@pytest.mark.parametrize("form", ["hermes", "harmony", "kimi_k2", None])
+def test_a_custom_tool_with_a_grammar_is_its_bare_text_where_calls_are_json(form: str | None) -> None:
+    found = guided(form, tools=(FREE_FORM,), tool_choice=REQUIRED)
+    assert found.calls == "guided_text:input:patch"
+    assert found.guidance is not None
+    assert (found.guidance.form, found.guidance.text) == ("lark", 'start: "x"+')
+    assert found.guidance.param == "tools[0].custom.format.grammar"
+    assert found.guidance.lead == ("<|channel|>final<|message|>" if form == "harmony" else "")
+
+
+def test_beside_other_tools_a_custom_tool_is_a_call_like_any_other() -> None:
+    patch, _ = section(tools=(FREE_FORM, WEATHER), tool_choice=REQUIRED).calls
+    assert json.loads(patch.schema)["required"] == ["input"]
+
+
+def test_a_custom_tool_of_an_answer_in_a_frame_is_an_ordinary_call() -> None:
+    (patch,) = section("cohere_command", tools=(FREE_FORM,), tool_choice=REQUIRED).calls
+    assert json.loads(patch.schema)["required"] == ["input"]
 
 
 def test_a_custom_tools_pattern_binds_within_json() -> None:

@@ -1,7 +1,8 @@
 """What a conversation demands of the answer's form, as guidance for the engine and as a mode for the parser.
 
     output_format                  the text is JSON; where tools may be called as well, a call or JSON
-    tool_choice required, named    one call or more of the tools allowed, in the model's own form where it is known
+    tool_choice required, named    one call or more of the tools allowed, in the model's own form where it is known; a custom
+                                   tool by itself may be its bare text
     strict tools, grammars         with tool_choice auto: text is free, calls are not
 
 Thoughts come first where the model writes any, and are free.
@@ -81,12 +82,14 @@ def guidance_of(
     """
     choice = conversation.tool_choice
     tools = [] if choice.mode == "none" else _callable_tools(conversation, fields)
-    guided = _answer(conversation, tools, call_form(tool), fields, limits)
+    form, thoughts = call_form(tool), _thoughts(tool, reasoning)
+    framed = thoughts is not None and bool(thoughts.tail)  # which bare text could not be told from
+    guided = None if framed else _free_text(conversation, tools, form)
+    guided = guided or _answer(conversation, tools, form, fields, limits)
     if choice.mode == "none" and guided.calls == "auto":
         guided = msgspec.structs.replace(guided, calls="drop")
     if guided.guidance is None or guided.guidance.form == "free":  # free text holds thoughts as it is
         return guided
-    thoughts = _thoughts(tool, reasoning)
     return guided if thoughts is None else _with_thoughts(guided, thoughts, reasoning_open)
 
 
@@ -110,9 +113,8 @@ def _callable_tools(conversation: Conversation, fields: FieldNames) -> list[_Too
 def _answer(
     conversation: Conversation, tools: Sequence[_Tool], form: CallForm | None, fields: FieldNames, limits: SchemaLimits
 ) -> Guided:
-    required = conversation.tool_choice.mode == "required"
     parallel = conversation.parallel_tool_calls
-    if tools and required:
+    if tools and conversation.tool_choice.mode == "required":
         section = _section(tools, form, limits, parallel=parallel)
         if section is not None:
             # An engine that cannot follow the model's own form may write bare JSON; where that form is JSON, it is the model's.
@@ -130,6 +132,17 @@ def _answer(
         if section is not None:
             return Guided(Guidance(form="free", section=section))
     return Guided(None)
+
+
+def _free_text(conversation: Conversation, tools: Sequence[_Tool], form: CallForm | None) -> Guided | None:
+    """The text of a custom tool that is the only choice, and whose grammar has no place in the model's form of calls."""
+    grammar = tools[0].spec.grammar if len(tools) == 1 and conversation.tool_choice.mode == "required" else None
+    if grammar is None or (form is not None and (form.elements is not None or grammar.syntax == "regex")):
+        return None
+    tool = tools[0]
+    _check_grammar(grammar, tool.grammar_param)
+    guidance = Guidance(form=grammar.syntax, text=grammar.definition, param=tool.grammar_param)
+    return Guided(guidance, f"guided_text:{CUSTOM_INPUT}:{tool.spec.name}")
 
 
 def _text_form(conversation: Conversation, fields: FieldNames, limits: SchemaLimits) -> Guidance | None:
@@ -294,7 +307,7 @@ def _with_thoughts(guided: Guided, thoughts: _Thoughts, is_open: bool | None) ->
     if guidance is None:
         return guided
     section = guidance.section
-    if section is not None and guided.calls == "guided_array":  # calls of a foreign form stand where text does
+    if section is not None and section.begin == BARE_ARRAY.opening:  # calls of a foreign form stand where text does
         begin, end = thoughts.lead + section.begin, section.end + thoughts.tail
         section = msgspec.structs.replace(section, begin=begin, end=end)
     guidance = msgspec.structs.replace(
