@@ -1,5 +1,8 @@
 """The names under which vLLM, SGLang and Dynamo know the formats."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from kvbus_parsers.grammar import ToolFormat
@@ -41,3 +44,12 @@ def test_each_format_is_known_by_its_own_name() -> None:
         assert tool.whole or tool.leading or (tool.openers and tool.read)
     for reasoning in reasoning_formats().values():
         assert reasoning_format(reasoning.name) is reasoning
+
+
+def test_the_readme_lists_every_format_with_its_names() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    listed = [set(re.findall(r"`(\w+)`", " ".join(row[:2]))) for row in rows]
+    for formats in (tool_formats(), reasoning_formats()):
+        for known in formats.values():
+            assert {name for name, other in formats.items() if other is known} in listed
