@@ -14,7 +14,8 @@ MAX_THOUGHT_BYTES = 1 << 22
 """A signature that unpacks to more than this is not ours."""
 
 _MARK = b"kvbus1"
-_CALL_ID = re.compile(r"toolu_[0-9a-f]{16}_([A-Za-z0-9_-]+)\Z")
+_CALL_ID = re.compile(r"toolu_?[0-9a-f]{16}_?([A-Za-z0-9_-]+)\Z")
+"""Some clients drop all but letters and digits of an id."""
 
 
 def sign_thought(thought: str) -> str:

@@ -23,6 +23,10 @@ def test_an_id_holds_the_models_own_and_has_only_the_characters_that_clients_all
     assert call_id_of(theirs) == (call_id or theirs)
 
 
+def test_an_id_that_a_client_has_stripped_to_letters_and_digits_still_holds_the_models_own() -> None:
+    assert call_id_of(tool_use_id("call_0123456789abcdef01234567").replace("_", "")) == "call_0123456789abcdef01234567"
+
+
 def test_equal_ids_of_different_answers_become_different_ones() -> None:
     assert tool_use_id("functions.f:0") != tool_use_id("functions.f:0")
 

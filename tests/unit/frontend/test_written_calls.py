@@ -41,6 +41,25 @@ def test_a_call_that_was_changed_is_another(name: str, arguments: str) -> None:
     assert filled(CALL).find(CALL.id, name, arguments, now=1.0) is None
 
 
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("9007199254740993", "9007199254740992"),
+        ("1234567890123456789", "1234567890123456800"),
+        ("1" + "0" * 22, "1e+22"),
+    ],
+)
+def test_a_number_that_a_client_of_doubles_has_rounded_is_the_same(written: str, sent: str) -> None:
+    call = WrittenCall("call_1", "f", f'{{"id": {written}}}')
+    assert filled(call).find("call_1", "f", f'{{"id":{sent}}}', now=1.0) == call
+
+
+def test_numbers_beyond_all_doubles_are_what_they_are() -> None:
+    huge = "1" + "0" * 400
+    assert value_digest("f", f'{{"a": {huge}}}') == value_digest("f", f'{{"a":{huge}}}')
+    assert value_digest("f", '{"a": 9007199254740991}') != value_digest("f", '{"a": 9007199254740990}')
+
+
 def test_under_an_unknown_id_the_latest_call_of_the_same_value_is_found() -> None:
     other = WrittenCall("call_cd34", "f", '{"a":"x","b":1}')
     calls = filled(CALL, other)

@@ -21,6 +21,9 @@ ENTRY_BYTES = 450
 
 _DECODER = JSONDecoder()
 
+_EXACT = 2**53
+"""Beyond this, doubles do not know every whole number."""
+
 
 class WrittenCall(msgspec.Struct, frozen=True):
     """``arguments``: JSON text; ``written``: the bare text per argument, for formats that have no JSON on the wire."""
@@ -146,7 +149,9 @@ def value_digest(name: str, arguments: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers in one spelling: JSON has one kind of them, and clients write 1.0 as 1."""
+    """Numbers in one spelling: JSON has one kind of them, and clients write 1.0 as 1, or know doubles only."""
+    if isinstance(value, int) and _EXACT < abs(value) <= sys.float_info.max:
+        value = float(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
