@@ -40,7 +40,8 @@ class Client:
 
     def ask(self, request: dict[str, Any], output: str) -> Answer:
         """``output``: what the engine says, in one step. Raise AnswerFailed."""
-        options = {"model": self._model, "stream": True, "max_tokens": 4096, "kvbus": {"mock": {"chunks": [output]}}}
+        mock = {"chunks": [output], "finish": "stop_sequence"}  # no further step for a token that ends it
+        options = {"model": self._model, "stream": True, "max_tokens": 4096, "kvbus": {"mock": mock}}
         with self._posted("/v1/messages", msgspec.json.encode({**request, **options})) as (response, started):
             return _read(response, started)
 
