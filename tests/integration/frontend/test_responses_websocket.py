@@ -159,6 +159,16 @@ async def test_a_frame_that_is_no_object_is_refused(cluster: Any, frame: str) ->
     assert event["status"] == 400
 
 
+async def test_half_a_surrogate_pair_is_read_as_in_any_body(cluster: Any) -> None:
+    await cluster.start()
+    socket = await connect(cluster)
+    await socket.socket.send_str(
+        '{"type": "response.create", "model": "m", "input": "a\\ud83d", "metadata": {"k": "\\udc00"}}'
+    )
+    assert check_stream(await socket.read())["metadata"] == {"k": "\ufffd"}
+    assert "a\ufffd" in cluster.prompts()[0]
+
+
 async def test_binary_frames_are_refused(cluster: Any) -> None:
     await cluster.start()
     socket = await connect(cluster)

@@ -75,7 +75,7 @@ class _Connection:
         self._headers: HeaderExtensions = read_headers(http_request.headers)
         self._sink = _SocketSink(http_request, socket, api.settings.write_timeout_s)
         self._frames = asyncio.Queue[str](api.settings.max_websocket_frames)
-        self._kinds = msgspec.json.Decoder(_Frame)
+        self._kinds = RequestDecoder(_Frame)
         self._requests = RequestDecoder(ResponsesRequest)
         self._last: StoredResponse | None = None
 
@@ -142,12 +142,12 @@ class _Connection:
 
     def _request(self, frame: str) -> ResponsesRequest:
         data = frame.encode()
-        request = self._requests.decode(data)
         kind = self._kinds.decode(data).type
         if kind != CREATE:
             raise InvalidRequest(
                 f"Invalid value: '{kind}'. Supported values are: '{CREATE}'.", param="type", code="invalid_value"
             )
+        request = self._requests.decode(data)
         if request.background:
             raise InvalidRequest("'background' is not for WebSockets.", param="background", code="unsupported")
         return msgspec.structs.replace(request, stream=True, stream_options=None)
