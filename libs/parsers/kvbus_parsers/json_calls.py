@@ -78,7 +78,7 @@ def call_object(context: Context, keys: CallKeys, stops: Markers = NO_STOPS) -> 
     """
     source, sink = context.source, context.sink
     if not (yield from source.literal("{")):
-        return CallEnd.REJECTED
+        return CallEnd.CUT if source.cut_off else CallEnd.REJECTED
     recording = source.record()
     name = ""
     held: str | None = None
@@ -189,7 +189,7 @@ def _raw_rest(context: Context, stops: Markers) -> Step[CallEnd]:
     if source.exhausted:
         return CallEnd.CUT
     rest: list[str] = []
-    marker = yield from source.until(stops, rest.append)
+    marker = yield from source.until(stops, rest.append, in_call=True)
     sink.arguments("".join(rest).rstrip())
     if marker:
         source.unread(marker)

@@ -79,7 +79,7 @@ def value(context: Context, emit: Emit, ends: Ends) -> Step[str | None]:
     source = context.source
     stops = markers(*ends)
     while True:
-        stop = yield from source.until(stops, emit)
+        stop = yield from source.until(stops, emit, in_call=True)
         if stop is None:
             return None
         followers = ends[stop]

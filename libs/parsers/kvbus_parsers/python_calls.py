@@ -55,7 +55,10 @@ def arguments(source: Source, emit: Emit, ends: Markers = markers()) -> Step[boo
             yield from _value(source, emit, ends)
         else:
             # A comma without an argument before it must not pass for the harmless one behind the last argument.
-            emit(lead + (yield from _expression(source, name + space, ends)) or ",")
+            text = yield from _expression(source, name + space, ends)
+            if source.cut_off:
+                return False
+            emit(lead + text or ",")
         lead = ", " if (yield from source.literal(",")) else ""
 
 

@@ -48,9 +48,9 @@ class Sink:
         """Text in whichever segment is open: reasoning or plain text."""
         if self._framing:
             text = text.lstrip()
-            if not text:
-                return
-            self._framing = False
+        if not text:
+            return
+        self._framing = False
         if self._space or text[-1].isspace():
             kept = text.rstrip()
             if not kept:

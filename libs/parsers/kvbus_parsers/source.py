@@ -169,21 +169,25 @@ class Source:
 
     # --- primitives
 
-    def until(self, stops: Markers, emit: Emit) -> Step[str | None]:
+    def until(self, stops: Markers, emit: Emit, *, in_call: bool = False) -> Step[str | None]:
         """Passes on text up to the first marker, which is read and returned; ``None`` when the output ends before one.
 
-        Holds back only the longest suffix that can still grow into a marker; what is held at the end is passed on.
+        Holds back only the longest suffix that can still grow into a marker; what is held at the end is passed on. ``in_call``:
+        but not if the output was cut, because then it is no argument but half a marker.
         """
         find = stops.find
         while True:
             buffer, at = self._buffer, self._at
             begin, end = find(buffer, at, final=self._finished)
+            if in_call and self._cut and begin == end:
+                begin = end = find(buffer, at, final=False)[0]
             self.scanned += (end if end > begin else len(buffer)) - at
             if begin > at:
                 emit(self._take(begin))
             if end > begin:
                 return self._take(end)
             if self._finished:
+                self._take(len(buffer))
                 return None
             yield
 
@@ -276,6 +280,8 @@ class Source:
             if scanner.end:
                 return scanner.end
             if self._finished:
+                if end < len(buffer) and scanner.finish(emit) is JsonEnd.CUT:
+                    emit(self._take(len(buffer)))  # the beginning of an escape
                 return scanner.finish(emit)
             yield
 

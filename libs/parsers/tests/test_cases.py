@@ -13,6 +13,8 @@ import pytest
 
 from kvbus_parsers import Reasoning, Text
 from kvbus_parsers.cases import case_parser, result, run_case
+from kvbus_parsers.grammar import ReasoningFormat, ToolFormat
+from kvbus_parsers.names import reasoning_format, tool_format
 
 Case = dict[str, Any]
 Result = dict[str, Any]
@@ -25,6 +27,15 @@ NOT_PASSED: dict[str, str] = {}
 """``should`` cases that do not pass, and why."""
 
 LONGEST_FOR_EVERY_SPLIT = 1500
+
+# Not those whose whole output is a format, or whose calls begin like text: there the first characters are nothing yet.
+WITH_MARKERS = [
+    case
+    for case in CASES
+    if "segments" in case["expected"]
+    and len(case["model_output"]) < LONGEST_FOR_EVERY_SPLIT
+    and not any(word in str(case["parser"]) for word in ("harmony", "gpt_oss", "pythonic", "xlam", "llama3"))
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
@@ -43,6 +54,45 @@ def test_a_delta_holds_reasoning_or_text_and_both_come_in_order() -> None:
         if case.get("one_kind_per_chunk"):
             kinds = [type(event) for event in case_parser(case).feed(case["model_output"])]
             assert kinds.index(Reasoning) < kinds.index(Text)
+
+
+@pytest.mark.parametrize("case", WITH_MARKERS, ids=[case["id"] for case in WITH_MARKERS])
+def test_an_output_cut_anywhere_gives_the_beginning_of_what_the_whole_one_gives(case: Case) -> None:
+    """Text may end in what could have become a marker. Calls that look complete are those of the whole output."""
+    text = case["model_output"]
+    whole = run_case({**case, "finish": "stop"}, [text])
+    marks = _marks(case)
+    for end in range(1, len(text)):
+        cut = run_case({**case, "finish": "length"}, [text[:end]])
+        for given, full in ((cut.content, whole.content), (cut.reasoning, whole.reasoning)):
+            assert _begins(full or "", given or "", marks), (end, given)
+        complete = [(call.name, call.arguments) for call in cut.tool_calls if call.complete]
+        assert complete == [(call.name, call.arguments) for call in whole.tool_calls[: len(complete)]], end
+        assert [call.name for call in cut.tool_calls] == [
+            call.name for call in whole.tool_calls[: len(cut.tool_calls)]
+        ], end
+
+
+def _begins(full: str, given: str, marks: set[str]) -> bool:
+    """Whether the text is a beginning of the full one, but for the beginning of a marker at its end."""
+    ends = [at for at in range(len(given)) if any(mark.startswith(given[at:]) for mark in marks)]
+    return any(full.startswith(given[:at].rstrip()) for at in (*ends, len(given)))
+
+
+def _formats(case: Case) -> list[ToolFormat | ReasoningFormat]:
+    named = case["parser"]
+    if isinstance(named, str):
+        named = {"reasoning" if case["kind"] == "reasoning" else "tool": named}
+    tool = tool_format(named["tool"]) if named.get("tool") else None
+    reasoning = reasoning_format(named["reasoning"]) if named.get("reasoning") else tool.reasoning if tool else None
+    return [known for known in (tool, reasoning) if known]
+
+
+def _marks(case: Case) -> set[str]:
+    found: set[str] = set()
+    for known in _formats(case):
+        found |= {*known.openers, *known.framing, *(known.strays if isinstance(known, ToolFormat) else known.closers)}
+    return found
 
 
 def _run(case: Case, chunks: list[str]) -> Result:

@@ -104,7 +104,7 @@ def test_a_block_makes_calls_of_what_is_in_it(read: Read, output: str, wanted: l
         ("a<minimax:tool_call>", ["a"]),
         ("a<minimax:tool_call>\n<inv", ["a"]),
         ('a<minimax:tool_call>\n<invoke name="wri', ["a"]),
-        ('<minimax:tool_call><invoke name="write">\n<para', [("write", "<para…")]),
+        ('<minimax:tool_call><invoke name="write">\n<para', [("write", "…")]),
         ('<minimax:tool_call><invoke name="write"><parameter name="co', [("write", "…")]),
         ('<minimax:tool_call><invoke name="write"><parameter name="count">1', [("write", '{"count": 1…')]),
         ('<minimax:tool_call><invoke name="write"><parameter name="count">1</parameter>', [("write", '{"count": 1…')]),

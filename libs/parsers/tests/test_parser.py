@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, Text, UnknownFormatError, open_parser
 from kvbus_parsers.collect import Collected, collect
+from kvbus_parsers.sink import Sink
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
@@ -143,6 +144,13 @@ def test_an_end_in_the_middle_of_a_marker_is_text() -> None:
 def test_reasoning_and_text_of_one_feed_are_separate_events() -> None:
     kinds = [type(event) for event in open_parser(reasoning="qwen3").feed("<think>a</think>b")]
     assert kinds.index(Reasoning) < kinds.index(Text)
+
+
+def test_empty_prose_says_nothing() -> None:
+    sink = Sink()
+    sink.prose("")
+    sink.finish()
+    assert sink.drain() == []
 
 
 def test_feeding_after_the_grammar_ended_or_feeding_nothing_does_no_harm() -> None:

@@ -7,7 +7,7 @@ import re
 
 from kvbus_parsers.grammar import Context, ToolFormat
 from kvbus_parsers.json_calls import named_call
-from kvbus_parsers.markup import Section
+from kvbus_parsers.markup import Section, cut_off
 from kvbus_parsers.source import Step, markers
 
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -45,9 +45,11 @@ def _call(context: Context, opener: str) -> Step[bool]:
     fenced = yield from source.literal(_FENCE)
     if fenced:
         yield from source.take_while(_LANGUAGE)
+    elif (yield from cut_off(context, markers(_FENCE))):
+        return True
     yield from named_call(context, name, _FENCED_STOPS if fenced else _STOPS)
-    if fenced and (yield from source.ahead("`")):
-        yield from source.literal(_FENCE)
+    if fenced and (yield from source.ahead("`")) and not (yield from source.literal(_FENCE)):
+        yield from cut_off(context, markers(_FENCE))
     space = yield from source.skip_space()
     if not (yield from source.literal(_CALL_END)):
         source.unread(space)

@@ -68,7 +68,7 @@ class _KeysAndValues:
         inside = markers(tags.key, tags.separator, tags.value_end, tags.call, tags.call_end, tags.calls_end)
         typed = False
         while True:
-            tag = yield from source.until(inside, writer.raw)
+            tag = yield from source.until(inside, writer.raw, in_call=True)
             if tag == tags.key:
                 typed |= yield from self._argument(context, writer)
             elif tag not in (tags.separator, tags.value_end):
@@ -94,7 +94,7 @@ class _KeysAndValues:
             stop = yield from markup.argument(context, writer, key, ends, schema=schema)
             if stop == tags.call_end:
                 source.unread(stop)
-        elif not source.cut_off:
+        elif not (yield from markup.cut_off(context, markers(tags.value, tags.type))):
             writer.raw(key)
         return bool(type_name)
 

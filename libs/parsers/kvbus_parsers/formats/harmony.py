@@ -142,9 +142,13 @@ class _Output:
         sink.start_call(name)
         self._last, self._said = _Kind.CALL, False
         yield from source.skip_space()
-        if (yield from source.peek()) == "{" and (yield from source.json_value(sink.arguments)) is JsonEnd.COMPLETE:
-            yield from source.skip_space()
-        stop = yield from source.until(_TOKENS, sink.arguments)
+        if (yield from source.peek()) == "{":
+            ended = yield from source.json_value(sink.arguments)
+            if ended is JsonEnd.CUT:
+                return None
+            if ended is JsonEnd.COMPLETE:
+                yield from source.skip_space()
+        stop = yield from source.until(_TOKENS, sink.arguments, in_call=True)
         if stop or not source.cut_off:
             sink.end_call()
         return stop

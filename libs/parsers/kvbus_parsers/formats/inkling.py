@@ -57,7 +57,7 @@ def _message(context: Context, token: str, *, calls: bool) -> Step[str | None]:
             yield from broken_rest(context, _TOKENS)
     elif kind == _TEXT_CALL and calls and header.strip():
         sink.start_call(header.strip())
-        stop = yield from source.until(_TOKENS, sink.arguments)
+        stop = yield from source.until(_TOKENS, sink.arguments, in_call=True)
         if stop or not source.cut_off:
             sink.end_call()
         return stop

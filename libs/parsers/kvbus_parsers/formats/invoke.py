@@ -50,7 +50,7 @@ class InvokeTags:
         source = context.source
         inside = markers(*self.opens, *self.closes, *self.parameter_opens, *self.parameter_closes, *self.outer)
         while True:
-            stop = yield from source.until(inside, writer.raw)
+            stop = yield from source.until(inside, writer.raw, in_call=True)
             if stop in self.parameter_opens:
                 yield from self._parameter(context, writer, stop)
             elif stop not in self.parameter_closes:

@@ -39,7 +39,10 @@ def json_tags(
         if (yield from source.one_of(opening)):  # twice, but not any number of times: giving back must stay cheap
             yield from source.skip_space()
         if not (yield from source.ahead("[" if plain_word else "{[")):
-            return source.dismiss(recording)
+            if not plain_word:
+                return source.dismiss(recording)
+            source.rewind(recording)
+            return False
         if plain_word:
             ended = yield from call_array(context, _STRICT, stops)
             if ended is CallEnd.REJECTED:

@@ -73,8 +73,8 @@ def _nameless_call(context: Context, call_id: str) -> Step[None]:
         sink.start_call(name, call_id)
         sink.arguments(arguments)
         sink.end_call()
-    elif arguments and not source.cut_off:
-        sink.prose(arguments)
+    elif not source.cut_off:
+        sink.prose(arguments or call_id)
 
 
 def _tool_of(arguments: str, schemas: Mapping[str, object]) -> str | None:

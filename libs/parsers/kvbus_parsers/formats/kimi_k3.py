@@ -42,7 +42,7 @@ def _call(context: Context, opener: str) -> Step[bool]:
         return source.dismiss(recording)
     source.keep(recording)
     writer = ArgumentWriter(context, name)
-    while (tag := (yield from source.until(_IN_CALL, writer.raw))) in (_ARGUMENT, _ARGUMENT_END):
+    while (tag := (yield from source.until(_IN_CALL, writer.raw, in_call=True))) in (_ARGUMENT, _ARGUMENT_END):
         if tag == _ARGUMENT:
             yield from _argument(context, writer)
     if tag is not None:

@@ -54,7 +54,7 @@ def _read(context: Context, _: str) -> Step[bool]:
 
 def _arguments(context: Context, writer: ArgumentWriter) -> Step[None]:
     source = context.source
-    while (yield from source.until(_NAMESPACES, writer.raw)) is not None:
+    while (yield from source.until(_NAMESPACES, writer.raw, in_call=True)) is not None:
         yield from source.skip_space()
         tag = yield from source.one_of(_IN_CALL)
         if tag is None:
@@ -89,7 +89,7 @@ def _argument(context: Context, writer: ArgumentWriter, key: str) -> Step[None]:
         return
     source.rewind(recording)
     writer.begin(key)
-    while (yield from source.until(_NAMESPACES, writer.text)) is not None:
+    while (yield from source.until(_NAMESPACES, writer.text, in_call=True)) is not None:
         if (yield from _ends(context, key)):
             writer.end()
             return
@@ -124,7 +124,7 @@ def _value(context: Context, tag: str, schema: Schema, depth: int) -> Step[str |
     source = context.source
     text: list[str] = []
     members: list[tuple[str, str]] = []
-    while (yield from source.until(_NAMESPACES, text.append)) is not None:
+    while (yield from source.until(_NAMESPACES, text.append, in_call=True)) is not None:
         if (yield from _ends(context, tag)):
             return _json(schema, "".join(text), members)
         space = yield from source.skip_space()

@@ -66,7 +66,7 @@ class _FunctionTags:
     def _parameters(self, context: Context, writer: ArgumentWriter) -> Step[None]:
         source = context.source
         tags = markers(_PARAMETER, _PARAMETER_END, _FUNCTION, _FUNCTION_END, self.opener, self.closer)
-        while (tag := (yield from source.until(tags, writer.raw))) in (_PARAMETER, _PARAMETER_END):
+        while (tag := (yield from source.until(tags, writer.raw, in_call=True))) in (_PARAMETER, _PARAMETER_END):
             if tag == _PARAMETER_END:
                 continue
             key, stop = yield from source.take_until(_HEADER_END)

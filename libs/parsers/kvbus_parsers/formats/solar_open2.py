@@ -30,7 +30,7 @@ def _read(context: Context, opener: str) -> Step[bool]:
     source.keep(recording)
     source.unread(behind)
     writer = ArgumentWriter(context, name)
-    tag = yield from source.until(_INSIDE, writer.raw)
+    tag = yield from source.until(_INSIDE, writer.raw, in_call=True)
     while tag in (_KEY, _ARGUMENT_END):
         if tag == _KEY:
             key, stop = yield from source.take_until(markers(_VALUE, _CALL_END))
@@ -40,7 +40,7 @@ def _read(context: Context, opener: str) -> Step[bool]:
             if not source.cut_off:
                 writer.raw(key)
                 source.unread(stop or "")
-        tag = yield from source.until(_INSIDE, writer.raw)
+        tag = yield from source.until(_INSIDE, writer.raw, in_call=True)
     if tag is not None:
         writer.close()
         if tag != _CALL_END:
