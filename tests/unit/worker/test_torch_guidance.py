@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -21,10 +22,9 @@ from kvbus_wire.request import Sampling, Stopping  # noqa: E402
 from kvbus_worker.engines.base import EngineError, EngineRequest, StepOutput  # noqa: E402
 from kvbus_worker.engines.torch.engine import TorchEngine  # noqa: E402
 from kvbus_worker.engines.torch.grammars import Grammars  # noqa: E402
+from kvbus_worker.engines.torch.guide import bias_of, unpacked  # noqa: E402
 from kvbus_worker.engines.torch.settings import GrammarLimits, TorchSettings  # noqa: E402
 from kvbus_worker.models import tiny  # noqa: E402
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DOMAIN = b"d" * 32
 PROMPT = list(range(20, 60))
@@ -123,6 +123,7 @@ def towards(*tokens: int, **sampling: Any) -> Sampling:
     return Sampling(**({"temperature": 0.0} | sampling), logit_bias=dict.fromkeys(tokens, 1000.0))
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_output_follows_the_schema_and_ends_with_it(shared: Shared, text_of: Callable[[list[int]], str]) -> None:
     engine, recorder = shared
     assert engine.info.guidance
@@ -137,6 +138,7 @@ async def test_output_follows_the_schema_and_ends_with_it(shared: Shared, text_o
         assert value["ok"] in (True, False)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_same_grammar_and_prompt_give_the_same_output(shared: Shared) -> None:
     engine, recorder = shared
     for name in ("a", "b"):
@@ -147,6 +149,17 @@ async def test_the_same_grammar_and_prompt_give_the_same_output(shared: Shared) 
     assert recorder.tokens["drawn a"] == recorder.tokens["drawn b"]
 
 
+def test_masks_are_the_same_on_every_device() -> None:
+    words = np.random.Generator(np.random.PCG64(3)).integers(0, 2**32, (3, 5), dtype=np.uint32)
+    allowed = unpacked(words, torch.device("cpu"))
+    assert allowed.shape == (3, 160)
+    for row, mask in zip(allowed, words, strict=True):
+        assert [bool(int(mask[i // 32]) >> (i % 32) & 1) for i in range(160)] == row.tolist()
+        assert torch.equal(bias_of(mask) == 0.0, row)
+        assert torch.equal(bias_of(mask) == float("-inf"), ~row)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_others_are_not_touched(shared: Shared) -> None:
     engine, recorder = shared
     engine.submit(request("alone", None, stopping={"max_tokens": 16}))
@@ -157,6 +170,7 @@ async def test_others_are_not_touched(shared: Shared) -> None:
     assert recorder.tokens["beside"] == recorder.tokens["alone"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_log_probabilities_stay_the_models_own(shared: Shared) -> None:
     engine, recorder = shared
     engine.submit(request("a", Guidance(form="regex", text="z{4}"), sampling=Sampling(temperature=0.0, logprobs=1)))
@@ -167,6 +181,7 @@ async def test_log_probabilities_stay_the_models_own(shared: Shared) -> None:
     assert best_logprob > first.logprob > float("-inf")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_end_of_sequence_comes_only_where_the_grammar_may_end(
     shared: Shared, text_of: Callable[[list[int]], str]
 ) -> None:
@@ -187,6 +202,7 @@ async def test_the_end_of_sequence_comes_only_where_the_grammar_may_end(
     ]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_grammar_that_is_over_ends_the_output_whatever_else_was_asked(shared: Shared) -> None:
     short = Guidance(form="regex", text="ab")
     engine, recorder = shared
@@ -196,6 +212,7 @@ async def test_a_grammar_that_is_over_ends_the_output_whatever_else_was_asked(sh
     assert [(end.reason, end.usage.output_tokens) for end in ends] == [("stop", 2)] * 2
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_stop_tokens_within_the_grammar_still_stop(
     shared: Shared, folder: Path, text_of: Callable[[list[int]], str]
 ) -> None:
@@ -207,6 +224,7 @@ async def test_stop_tokens_within_the_grammar_still_stop(
     assert text_of(recorder.tokens["a"]).strip("{ \n\t\r") == '"kind"'
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_output_that_is_cut_is_a_beginning(shared: Shared, text_of: Callable[[list[int]], str]) -> None:
     engine, recorder = shared
     engine.submit(request("a", PATTERN, stopping={"max_tokens": 5}))
@@ -217,6 +235,7 @@ async def test_output_that_is_cut_is_a_beginning(shared: Shared, text_of: Callab
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=1.0, seed=9)])
 @pytest.mark.parametrize("guidance", [JSON, PATTERN], ids=["json", "pattern"])
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_migrated_request_goes_on_where_it_was(shared: Shared, guidance: Guidance, sampling: Sampling) -> None:
     engine, recorder = shared
     engine.submit(request("whole", guidance, sampling=sampling))
@@ -230,6 +249,7 @@ async def test_a_migrated_request_goes_on_where_it_was(shared: Shared, guidance:
         assert (end.reason, end.usage.output_tokens) == ("stop", whole_end.usage.output_tokens)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_request_that_migrates_after_its_last_token_ends_at_once(shared: Shared) -> None:
     engine, recorder = shared
     engine.submit(request("whole"))
@@ -241,6 +261,7 @@ async def test_a_request_that_migrates_after_its_last_token_ends_at_once(shared:
     assert "late" not in recorder.tokens
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_output_of_elsewhere_that_breaks_the_grammar_is_refused(shared: Shared) -> None:
     engine, recorder = shared
     engine.submit(request("broken", tokens=[*PROMPT, 100, 101], resumed=2))
@@ -249,6 +270,7 @@ async def test_output_of_elsewhere_that_breaks_the_grammar_is_refused(shared: Sh
     assert (end.error.code, end.error.param) == (ErrorCode.INVALID_REQUEST, "resumed")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_preempted_request_keeps_its_place_in_the_grammar(folder: Path) -> None:
     long = Guidance(form="regex", text="(ab|cd){60}")
     draws = [Sampling(temperature=1.0, seed=seed) for seed in range(3)]
@@ -265,6 +287,7 @@ async def test_a_preempted_request_keeps_its_place_in_the_grammar(folder: Path) 
         assert recorder.tokens[f"crowded {i}"] == recorder.tokens[f"alone {i}"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_thoughts_are_free_and_calls_are_not(shared: Shared, text_of: Callable[[list[int]], str]) -> None:
     call = GuidedCall(
         begin='<tool_call>\n{"name": "f", "arguments": ', end="}\n</tool_call>", schema=json.dumps(SCHEMA)
@@ -297,6 +320,7 @@ async def test_thoughts_are_free_and_calls_are_not(shared: Shared, text_of: Call
         (Guidance(form="lark", text="start: <|im_end|>", param="tools[0]"), "tools[0]", "special token"),
     ],
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_what_cannot_be_followed_is_refused_before_the_start(
     shared: Shared, guidance: Guidance, param: str, problem: str
 ) -> None:
@@ -313,6 +337,7 @@ async def test_what_cannot_be_followed_is_refused_before_the_start(
     assert (engine.load().waiting, engine.load().waiting_tokens) == (0, 0)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_request_waits_while_its_grammar_is_compiled_and_others_do_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +359,7 @@ async def test_a_request_waits_while_its_grammar_is_compiled_and_others_do_not(
         await recorder.end_of("guided")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_cancelling_while_a_grammar_is_compiled_ends_the_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +380,7 @@ async def test_cancelling_while_a_grammar_is_compiled_ends_the_request(
     assert recorder.ended["at the stop"].reason == "cancelled"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_guidance_is_limited_in_size(folder: Path) -> None:
     text = json.dumps(SCHEMA)
     async with running(folder, grammars=GrammarLimits(source_bytes=len(text))) as (engine, recorder):
@@ -366,6 +393,7 @@ async def test_guidance_is_limited_in_size(folder: Path) -> None:
     assert caught.value.reply.param == "response_format"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_requests_that_wait_for_grammars_are_limited(folder: Path) -> None:
     async with running(folder, grammars=GrammarLimits(waiting=1)) as (engine, recorder):
         engine.submit(request("a"))
@@ -379,6 +407,7 @@ async def test_requests_that_wait_for_grammars_are_limited(folder: Path) -> None
         await recorder.end_of("b")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_model_without_a_tokenizer_has_no_guidance(folder: Path, tmp_path: Path) -> None:
     bare = tiny.write(tmp_path / "bare")
     (bare / "tokenizer.json").unlink()

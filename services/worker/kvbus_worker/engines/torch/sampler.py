@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvbus_wire.frontend import TokenLogprob
 from kvbus_wire.request import Sampling
-from kvbus_worker.engines.torch.guide import Guide, allowed_tokens
+from kvbus_worker.engines.torch.guide import Guide, GuidedRow, forbid
 
 _GREEDY_BELOW = 1e-5
 # A repetition penalty may be anything above 0. So high an edited logit still stays finite when it is divided by _GREEDY_BELOW.
@@ -112,12 +112,11 @@ class Drawn:
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Drawn]:
     """``logits``: float32 [row][vocabulary]."""
-    guided = [i for i, row in enumerate(rows) if row.state.guide is not None]
+    guided = _guided(rows)
     edited = [i for i, row in enumerate(rows) if row.state.edits(ban_stops=_bans(row))]
     chosen_from = logits.clone() if guided or edited else logits
     if guided:
-        allowed = allowed_tokens([_guided(rows[i]) for i in guided], logits)
-        chosen_from[guided] = chosen_from[guided].masked_fill_(~allowed, float("-inf"))
+        forbid(chosen_from, guided)
     for i in edited:
         rows[i].state.edit(chosen_from[i], ban_stops=_bans(rows[i]))
     finite = (torch.isfinite(logits.amax(dim=-1)) & torch.isfinite(chosen_from.amax(dim=-1))).tolist()
@@ -137,9 +136,12 @@ def _bans(row: Row) -> bool:
     return row.ban_stops and row.state.guide is None
 
 
-def _guided(row: Row) -> tuple[Guide, Sequence[int], bool]:
-    assert row.state.guide is not None  # noqa: S101 - asked for guided rows only
-    return row.state.guide, row.state.stop_ids, row.ban_stops
+def _guided(rows: Sequence[Row]) -> list[GuidedRow]:
+    found = []
+    for i, row in enumerate(rows):
+        if row.state.guide is not None:
+            found.append(GuidedRow(i, row.state.guide, row.state.stop_ids, row.ban_stops))
+    return found
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
