@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-PATHS = {
+PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "m", "prompt": "hi"},
 }

@@ -1,4 +1,4 @@
-"""Turns are rearranged for templates that refuse or drop some of them; no text is lost, and a longer conversation begins as before."""
+"""Turns are rearranged for templates that refuse or drop some of them; no text is lost, a longer conversation begins as before."""
 
 from datetime import datetime
 
