@@ -56,7 +56,7 @@ async def chat(cluster: Any) -> None:
 
 
 async def messages(cluster: Any) -> None:
-    body = {
+    body: dict[str, Any] = {
         "model": "m",
         "max_tokens": 100,
         "tools": [{"name": "read", "input_schema": PARAMETERS}],
