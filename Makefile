@@ -4,6 +4,7 @@
 # make fmt     format, and fix what can be fixed
 # make bench   how long services take to start and what they cost when idle
 # make bench-prefix-stability   what a line that changes at the top of a long prompt costs, and that stripping it helps
+# make bench-frontend   what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token
 # make clean   remove the environment and all caches in this folder
 
 VENV ?= .venv
@@ -15,7 +16,7 @@ export VENV PYTHON TORCH
 
 BIN = $(abspath $(VENV))/bin
 
-.PHONY: help up test check fmt bench bench-prefix-stability clean run-env dev-env
+.PHONY: help up test check fmt bench bench-frontend bench-prefix-stability clean run-env dev-env
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -48,6 +49,10 @@ bench: run-env
 
 bench-prefix-stability: run-env
 	@exec $(BIN)/kvbus bench prefix-stability $(ARGS)
+
+bench-frontend: run-env
+	@$(BIN)/kvbus model get smollm2 >/dev/null
+	@exec $(BIN)/kvbus bench frontend $(ARGS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

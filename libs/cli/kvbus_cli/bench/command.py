@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 MEASUREMENTS = {
     "startup": "how long each service takes to start, and what it costs when idle",
+    "frontend": "what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token",
     "prefix-stability": "what a line that changes at the top of a prompt costs, and a thought that changes in its middle",
 }
 
