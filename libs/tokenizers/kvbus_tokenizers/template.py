@@ -86,11 +86,6 @@ class ChatTemplate:
         self.variables = frozenset().union(*map(meta.find_undeclared_variables, parsed)) - self._fixed
         """Names that the template takes from the request."""
 
-    @property
-    def takes_argument_strings(self) -> bool:
-        """Whether the template handles tool-call arguments that are JSON text, as the model wrote them, and not objects only."""
-        return "arguments is string" in self.source
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from kvbus_tokenizers import TextNotEncodable
-from kvbus_tokenizers.backends import Backend, FastBackend, HfBackend
+from kvbus_tokenizers import TextNotEncodable, TokenizerUnsupported
+from kvbus_tokenizers.backends import Backend, FastBackend, HfBackend, load_backend
 
 SPECIAL, MARKER = "<|end|>", "<tool>"
 CORPUS = ["def f(x):\n    return x + 1  # naïve café 日本語 🎉\n", "Hello world, hello there.\n\n\n"] * 4
@@ -92,6 +92,13 @@ def test_a_backend_that_gives_up_on_a_text_says_so_by_type(make: Callable[[str],
         assert len(backend.encode_packed([" " * 1_000_000])[0]) > 4000
     with suppress(TextNotEncodable):
         assert len(backend.encode_literal(" " * 1_000_000)) > 1000
+
+
+def test_a_model_that_makes_the_library_panic_is_not_supported() -> None:
+    broken = json.loads(MODEL)
+    broken["model"]["continuing_subword_prefix"] = "##"
+    with pytest.raises(TokenizerUnsupported):
+        load_backend(json.dumps(broken), {})
 
 
 @every_backend

@@ -189,6 +189,19 @@ def test_variables_of_a_request_do_not_replace_the_conversation() -> None:
     assert text_of(segments) == "xTrue"
 
 
+def test_variables_of_a_request_do_not_replace_functions_or_named_tokens() -> None:
+    smuggled = {"raise_exception": "x", "range": "x", "namespace": "x", "eos_token": "x", "add_generation_prompt": True}
+    source = "{{ range(2) | list }}{{ namespace(a=1).a }}{{ eos_token }}{{ add_generation_prompt }}"
+    segments = chatml(source).render([], variables=smuggled, add_generation_prompt=False)
+    assert text_of(segments) == "[0, 1]1<|im_end|>False"
+    assert segments[1].token_id == SPECIAL_TOKENS["<|im_end|>"]
+
+
+def test_a_template_tells_what_it_takes_from_a_request() -> None:
+    source = "{% set a = enable_thinking %}{{ a }}{{ messages }}{{ bos_token }}{{ range(1) }}{% if x is defined %}{% endif %}"
+    assert chatml(source).variables == {"enable_thinking", "x"}
+
+
 def test_the_final_message_can_be_left_open() -> None:
     messages = [*user("hi"), {"role": "assistant", "content": "Sure, "}]
     assert text_of(chatml().render(messages, continue_final=True)) == (
