@@ -100,6 +100,9 @@ FAMILIES = (
 )
 
 
+DONE, NEXT = "§ done", "§ And now?"
+"""What follows an answer, in characters that no answer has."""
+
 # what models say
 
 letters = string.ascii_letters + " éß日🎉.,;:!?'\"\\{}()=&|>-_*`#\n\t"
@@ -246,8 +249,8 @@ def new_store() -> WrittenCalls:
 
 def follow_up(calls: Sequence[ToolCallPart]) -> Turn:
     if not calls:
-        return Turn("user", (TextPart("And now?"),))
-    return Turn("tool", tuple(ToolResultPart(call.id, (TextPart("done"),)) for call in calls))
+        return Turn("user", (TextPart(NEXT),))
+    return Turn("tool", tuple(ToolResultPart(call.id, (TextPart(DONE),)) for call in calls))
 
 
 def calls_of(parts: Sequence[Part]) -> list[ToolCallPart]:
@@ -286,7 +289,7 @@ def check(data: st.DataObject, model: Model, shape: str, most: int, *, must_keep
         assume(whole.startswith(prompt))
     assert whole.startswith(prompt)
     rest = whole[len(prompt) :]
-    after = max((rest.find(text) for text in ("done", "And now?")), default=0)
+    after = max(rest.find(text) for text in (DONE, NEXT))
     ends = [at for end in ENDS if (at := rest.rfind(end, 0, after)) >= 0]
     if not must_keep:
         assume(ends)
