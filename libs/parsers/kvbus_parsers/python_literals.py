@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from kvbus_parsers.json_text import escape
 
+# No group is possessive, which is wrong before Python 3.11.5; no branch can give anything back that would match otherwise.
 _TOKEN = re.compile(
     r"""(?P<space> \s++ | \#[^\n]*+ )
       | (?P<prefix> [rR]?[bB]? | [bB][rR] | [uU] ) (?P<string>
-            \"{3} (?:[^"\\]++ | \\. | "(?!""))*+ \"{3}
-          | '{3} (?:[^'\\]++ | \\. | '(?!''))*+ '{3}
-          | "(?:[^"\\]++ | \\.)*+" | '(?:[^'\\]++ | \\.)*+' )
-      | (?P<signs> (?:[-+]\s*+)*+ ) (?P<number> \.?\d[\w.]*+ (?: (?<=[eE])[-+]\d++ )? )
+            \"{3} (?:[^"\\]++ | \\. | "(?!""))* \"{3}
+          | '{3} (?:[^'\\]++ | \\. | '(?!''))* '{3}
+          | "(?:[^"\\]++ | \\.)*" | '(?:[^'\\]++ | \\.)*' )
+      | (?P<signs> (?:[-+]\s*+)* ) (?P<number> \.?\d[\w.]*+ (?: (?<=[eE])[-+]\d++ )? )
       | (?P<word> [A-Za-z]++ )
       | (?P<mark> [,:()\[\]{}] )""",
     re.VERBOSE | re.DOTALL,
