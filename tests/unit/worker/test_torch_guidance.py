@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 torch = pytest.importorskip("torch")
+llguidance = pytest.importorskip("llguidance")
 
 from kvbus_tokenizers import Tokenizer  # noqa: E402
 from kvbus_wire.errors import ErrorCode  # noqa: E402
@@ -20,6 +21,7 @@ from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedCall  # 
 from kvbus_wire.packing import unpack_tokens  # noqa: E402
 from kvbus_wire.request import Sampling, Stopping  # noqa: E402
 from kvbus_worker.engines.base import EngineError, EngineRequest, StepOutput  # noqa: E402
+from kvbus_worker.engines.torch import grammars  # noqa: E402
 from kvbus_worker.engines.torch.engine import TorchEngine  # noqa: E402
 from kvbus_worker.engines.torch.grammars import Grammars  # noqa: E402
 from kvbus_worker.engines.torch.guide import bias_of, unpacked  # noqa: E402
@@ -417,3 +419,23 @@ async def test_a_model_without_a_tokenizer_has_no_guidance(folder: Path, tmp_pat
         (end,) = await recorder.end_of("a")
         assert end.error is not None
         assert end.error.code is ErrorCode.UNSUPPORTED
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_grammar_that_becomes_too_complex_ends_its_request_and_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = llguidance.LLParserLimits(max_items_in_row=100)
+    monkeypatch.setattr(grammars, "parser_limits", lambda: limits)
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(200)}}
+    schema = {"type": "array", "prefixItems": [{"const": "abc"}, wide], "minItems": 2}
+    async with running(folder) as (engine, recorder):
+        engine.submit(request("plain", None, stopping={"max_tokens": 60, "ignore_eos": True}))
+        engine.submit(request("wide", Guidance(form="json_schema", text=json.dumps(schema))))
+        plain, wide_end = await recorder.end_of("plain", "wide")
+    assert plain.reason == "length"
+    assert recorder.tokens["wide"], "it came to the complex part only after some tokens"
+    assert wide_end.error is not None
+    assert wide_end.error.code is ErrorCode.INVALID_REQUEST
+    assert not wide_end.error.retryable
+    assert "row" in wide_end.error.message
