@@ -52,6 +52,19 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on() -> None:
     assert found == {}
 
 
+def test_no_group_of_a_pattern_is_possessive() -> None:
+    """Python 3.11 before 3.11.5 matches those wrongly (gh-106052), and such a Python is the system's of Debian 12."""
+    possessive = re.compile(r"\)(?:[*+?]|\{[0-9,]*\})\+" r"|\(\?>")
+    sources = [path for path in tracked_files() if path.suffix == ".py" and path != Path(__file__)]
+    found = {
+        str(path.relative_to(ROOT)): line
+        for path in sources
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if possessive.search(line)
+    }
+    assert found == {}
+
+
 def code_of(readme: Path) -> str:
     return "\n".join(block or inline for block, inline in CODE.findall(readme.read_text(encoding="utf-8")))
 

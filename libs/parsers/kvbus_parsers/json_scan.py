@@ -7,7 +7,8 @@ from enum import Enum, auto
 MAX_DEPTH = 256
 """Deeper values are taken as invalid: readers of JSON give up not far beyond."""
 
-_STRING = re.compile(r'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')  # a possessive group is wrong before Python 3.11.5
+# The group is not possessive: Python before 3.11.5 gets that wrong.
+_STRING = re.compile(r'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
 _OPEN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _BARE = re.compile(r"[-+.0-9A-Za-z]*+")
