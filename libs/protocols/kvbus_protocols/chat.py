@@ -182,6 +182,8 @@ def _check_tools(tools: list[Tool], choice: str | NamedToolChoice | None) -> Non
     for i, tool in enumerate(tools):
         if tool.type not in ("function", "custom") or tool.name is None:
             raise InvalidRequest(f"Tools of the type '{tool.type}' are not supported.", param=f"tools[{i}]")
+        if not tool.name:
+            raise InvalidRequest(f"The tool in 'tools[{i}]' has no name.", param=f"tools[{i}].{tool.type}.name")
     if choice is None or choice in ("none", "auto"):
         return
     if isinstance(choice, str) and choice != "required":

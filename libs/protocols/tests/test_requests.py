@@ -65,6 +65,7 @@ def test_a_chat_request_that_must_work_passes(fields: dict[str, Any]) -> None:
         ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [TOOL, {"type": "function", "function": {"name": ""}}]}, "tools[1].function.name"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
