@@ -25,7 +25,7 @@ VERBS = {
     "model": Verb("kvbus_cli.model_command", "list and prepare the models that come with kvbus"),
     "chat": Verb("kvbus_cli.chat.command", "chat in the terminal; shows TTFT, tokens/s and cached tokens per turn"),
     "events": Verb("kvbus_cli.events.command", "follow the KV event stream"),
-    "bench": Verb("kvbus_cli.bench.command", "measurements: bench startup, bench prefix-stability"),
+    "bench": Verb("kvbus_cli.bench.command", "measurements: bench startup, bench frontend, bench prefix-stability"),
     "check-config": Verb("kvbus_cli.service_verbs", "print the effective settings of a service and start nothing"),
     "version": Verb("kvbus_cli.version_command", "print versions"),
 }
