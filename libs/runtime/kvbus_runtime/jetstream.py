@@ -157,10 +157,6 @@ async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredM
     return await _direct(bus, stream, {"seq": seq, "next_by_subj": subject})
 
 
-async def message_at(bus: Bus, stream: str, seq: int) -> StoredMessage | None:
-    return await _direct(bus, stream, {"seq": seq})
-
-
 async def _direct(bus: Bus, stream: str, query: Mapping[str, Any]) -> StoredMessage | None:
     data = msgspec.json.encode(query)
     reply = await bus.request_bytes(f"$JS.API.DIRECT.GET.{stream}", data, timeout_s=API_TIMEOUT_S)
