@@ -1,13 +1,13 @@
 """Outputs of choices as Chat Completions bodies and chunks."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from kvbus_frontend.core.chat_calls import CallDeltas, whole_call, whole_calls
 from kvbus_frontend.core.choice_text import TokenText, token_text
-from kvbus_frontend.core.nvext_report import NvExtReport
+from kvbus_frontend.core.openai_stream import LOWEST_LOGPROB, Envelope, OpenAiStream, stop_reason_of
 from kvbus_frontend.core.outputs import ChoiceOutput, Finish
 from kvbus_parsers import CallEnded, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import sse
@@ -24,25 +24,8 @@ from kvbus_protocols.chat import (
     ToolCallDispatch,
     TopLogprob,
 )
-from kvbus_protocols.errors import ApiError
 from kvbus_protocols.extensions import NvExtAnswer
-from kvbus_protocols.generation import Usage
-
-LOWEST_LOGPROB = -9999.0
-"""JSON has no minus infinity; OpenAI uses this number for it."""
-
-
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What all chunks of one response share. ``logprobs``: asked for; ``report``: what else is asked for."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-    token_bytes: Callable[[int], bytes]
-    logprobs: bool = False
-    stream_usage: bool = False
-    report: NvExtReport | None = None
+from kvbus_protocols.generation import OptionalUsage, Usage
 
 
 class ChatStyle(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,23 +46,15 @@ class ChatStyle(msgspec.Struct, frozen=True, kw_only=True):
     custom_tools: frozenset[str] = frozenset()
 
 
-def stop_reason_of(finish: Finish) -> str | int | UnsetType:
-    return UNSET if finish.stop is None else finish.stop
-
-
-class ChatOutput:
+class ChatOutput(OpenAiStream):
     """Makes the chunks of a stream, or the whole response, of one request."""
 
     def __init__(self, envelope: Envelope, style: ChatStyle) -> None:
-        self._envelope = envelope
+        super().__init__(envelope)
         self._style = style
         self._opened: set[int] = set()
         self._calls: dict[int, CallDeltas] = {}
         self._thoughts: dict[int, list[str]] = {}
-
-    def opening(self, usage: Usage) -> Iterator[bytes]:
-        if self._envelope.report is not None:
-            yield from self._envelope.report.opening()
 
     def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[bytes]:
         for output in outputs:
@@ -98,22 +73,6 @@ class ChatOutput:
             if output.finish is not None:
                 yield self._chunk(index, ChatDelta(), finish=output.finish)
 
-    def closing(self, usage: Usage) -> Iterator[bytes]:
-        report = self._envelope.report
-        if report is not None:
-            yield from report.closing(usage)
-            if (answer := report.answer(usage)) is not None:
-                yield sse.event(self._wrap([], None if self._envelope.stream_usage else UNSET, answer))
-        if self._envelope.stream_usage:
-            yield sse.event(self._wrap([], usage))
-        yield sse.DONE
-
-    def failure(self, error: ApiError) -> Iterator[bytes]:
-        yield sse.event(error.body)
-
-    def keep_alive(self) -> bytes:
-        return sse.KEEP_ALIVE
-
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> ChatCompletion:
         envelope = self._envelope
         return ChatCompletion(
@@ -123,7 +82,7 @@ class ChatOutput:
             choices=[self._choice(output) for output in outputs],
             usage=usage,
             system_fingerprint=envelope.fingerprint,
-            nvext=(envelope.report.answer(usage) if envelope.report is not None else None) or UNSET,
+            nvext=self._nvext(usage),
         )
 
     def _dispatches(self, index: int, event: Event) -> Iterator[bytes]:
@@ -183,12 +142,15 @@ class ChatOutput:
             finish_reason=self._finish_reason(finish, self._calls[index].complete) if finish is not None else None,
             stop_reason=stop_reason_of(finish) if finish is not None else UNSET,
         )
-        return sse.event(self._wrap([choice], None if self._envelope.stream_usage else UNSET))
+        return sse.event(self._wrap([choice], self._no_usage))
+
+    def _bare(self, usage: OptionalUsage, nvext: NvExtAnswer | UnsetType) -> ChatChunk:
+        return self._wrap([], usage, nvext)
 
     def _wrap(
         self,
         choices: list[ChatChunkChoice],
-        usage: Usage | UnsetType | None,
+        usage: OptionalUsage,
         nvext: NvExtAnswer | UnsetType = UNSET,
     ) -> ChatChunk:
         envelope = self._envelope

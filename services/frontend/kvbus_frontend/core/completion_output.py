@@ -4,53 +4,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from kvbus_frontend.core.chat_output import LOWEST_LOGPROB, Envelope, stop_reason_of
 from kvbus_frontend.core.choice_text import TokenText, token_text
+from kvbus_frontend.core.openai_stream import LOWEST_LOGPROB, Envelope, OpenAiStream, stop_reason_of
 from kvbus_frontend.core.outputs import ChoiceOutput
 from kvbus_parsers import Text
 from kvbus_protocols import sse
 from kvbus_protocols.completions import Completion, CompletionChoice, CompletionLogprobs
-from kvbus_protocols.errors import ApiError
 from kvbus_protocols.extensions import NvExtAnswer
 from kvbus_protocols.generation import OptionalUsage, Usage
 
 
-class CompletionOutput:
+class CompletionOutput(OpenAiStream):
     """``echoes``: the prompt's text per choice, when the request wants it before the output."""
 
     def __init__(self, envelope: Envelope, echoes: Mapping[int, str] | None = None) -> None:
-        self._envelope = envelope
+        super().__init__(envelope)
         self._echoes = dict(echoes or {})
         self._offsets = {index: len(text) for index, text in self._echoes.items()}
 
-    def opening(self, usage: Usage) -> Iterator[bytes]:
-        if self._envelope.report is not None:
-            yield from self._envelope.report.opening()
-
     def chunks(self, outputs: Iterable[ChoiceOutput]) -> Iterator[bytes]:
         for output in outputs:
-            yield sse.event(self._wrap([self._choice(output)], None if self._envelope.stream_usage else UNSET))
-
-    def closing(self, usage: Usage) -> Iterator[bytes]:
-        report = self._envelope.report
-        if report is not None:
-            yield from report.closing(usage)
-            if (answer := report.answer(usage)) is not None:
-                yield sse.event(self._wrap([], None if self._envelope.stream_usage else UNSET, answer))
-        if self._envelope.stream_usage:
-            yield sse.event(self._wrap([], usage))
-        yield sse.DONE
-
-    def failure(self, error: ApiError) -> Iterator[bytes]:
-        yield sse.event(error.body)
-
-    def keep_alive(self) -> bytes:
-        return sse.KEEP_ALIVE
+            yield sse.event(self._wrap([self._choice(output)], self._no_usage))
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> Completion:
-        report = self._envelope.report
-        answer = report.answer(usage) if report is not None else None
-        return self._wrap([self._choice(output) for output in outputs], usage, answer or UNSET)
+        return self._wrap([self._choice(output) for output in outputs], usage, self._nvext(usage))
 
     def _choice(self, output: ChoiceOutput) -> CompletionChoice:
         finish = output.finish
@@ -61,6 +38,9 @@ class CompletionOutput:
             finish_reason=finish.reason if finish is not None else None,
             stop_reason=stop_reason_of(finish) if finish is not None else UNSET,
         )
+
+    def _bare(self, usage: OptionalUsage, nvext: NvExtAnswer | UnsetType) -> Completion:
+        return self._wrap([], usage, nvext)
 
     def _wrap(
         self, choices: list[CompletionChoice], usage: OptionalUsage, nvext: NvExtAnswer | UnsetType = UNSET

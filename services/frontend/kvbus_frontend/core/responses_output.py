@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from kvbus_frontend.core.chat_output import LOWEST_LOGPROB
 from kvbus_frontend.core.choice_text import TokenText, token_text
+from kvbus_frontend.core.openai_stream import LOWEST_LOGPROB
 from kvbus_frontend.core.outputs import ChoiceOutput
 from kvbus_frontend.core.response_items import (
     EventWriter,

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from kvbus_frontend.core.chat_output import ChatOutput, ChatStyle, Envelope
+from kvbus_frontend.core.chat_output import ChatOutput, ChatStyle
+from kvbus_frontend.core.openai_stream import Envelope
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow
 from kvbus_frontend.handlers.ids import new_id
