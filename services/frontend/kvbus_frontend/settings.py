@@ -46,6 +46,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     max_models: Annotated[int, Flag("most models loaded at a time")] = 64
     absent_model_s: Annotated[float, Flag("a model that has lost its last worker gets 503 this long, then 404")] = 600.0
 
+    compaction_max_tokens: Annotated[int, Flag("longest summary of a compacted conversation, in tokens")] = 8192
     response_ttl_s: Annotated[float, Flag("how long stored responses are kept")] = 7 * 86_400.0
     response_store_bytes: Annotated[
         int, Flag("size of the store of responses (reserved on the bus; oldest go first)")
@@ -110,7 +111,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
             "response_ttl_s", "response_store_bytes", "response_store_entries", "max_stored_response_bytes",
             "response_events_bytes", "response_events_ttl_s", "max_websockets", "max_websocket_frames", "websocket_lifetime_s",
             "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads", "absent_model_s", "body_total_timeout_s",
-            "max_schema_bytes", "max_schema_depth",
+            "max_schema_bytes", "max_schema_depth", "compaction_max_tokens",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")

@@ -106,6 +106,22 @@ async def test_a_model_that_says_nothing_compacts_nothing(cluster: Any) -> None:
     assert (status, body["error"]["code"]) == (500, "no_summary")
 
 
+@pytest.mark.parametrize(("asked", "limit"), [(None, 100), (40, 40), (5000, 100)])
+async def test_a_summary_has_a_longest_length_and_counts_when_it_is_cut_there(
+    cluster: Any, asked: int | None, limit: int
+) -> None:
+    async def play(output: Any) -> None:
+        await output.started()
+        await output.say("They launch on")
+        await output.end("length")
+
+    await cluster.start(card={"context_length": 4096}, compaction_max_tokens=100)
+    cluster.worker.play = play
+    status, body = await compact(cluster, max_tokens=asked)
+    assert (status, body["output"][-1]["type"]) == (200, "compaction")
+    assert cluster.worker.requests[0].stopping.max_tokens == limit
+
+
 async def test_a_foreign_or_changed_summary_is_refused(cluster: Any) -> None:
     await start(cluster)
     _, body = await compact(cluster)

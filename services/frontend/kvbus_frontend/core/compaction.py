@@ -22,10 +22,16 @@ errors; decisions and their reasons; what is open and the next step. Write no gr
 tools."""
 
 
-def summarising(conversation: Conversation) -> Conversation:
-    """The same prompt with one more turn, so that what a worker holds of it counts."""
+def summarising(conversation: Conversation, *, max_tokens: int) -> Conversation:
+    """The same prompt with one more turn, so that what a worker holds of it counts. ``max_tokens``: of the summary."""
     turns = (*conversation.turns, Turn("user", (TextPart(INSTRUCTION),)))
-    return msgspec.structs.replace(conversation, turns=turns, tool_choice=ToolChoice("none"), output_format=None)
+    asked = conversation.generation.token_limit
+    generation = msgspec.structs.replace(
+        conversation.generation, max_tokens=max_tokens if asked is None else min(asked, max_tokens)
+    )
+    return msgspec.structs.replace(
+        conversation, generation=generation, turns=turns, tool_choice=ToolChoice("none"), output_format=None
+    )
 
 
 def summary_of(output: Sequence[OutputItem]) -> str:

@@ -34,7 +34,10 @@ class CompactionHandler:
             request = with_headers(self._decoder.decode(body), headers)
             request.check()
             items = await self._flow.items(response_id, request)
-            conversation = summarising(self._flow.conversation(request, items).conversation)
+            conversation = summarising(
+                self._flow.conversation(request, items).conversation,
+                max_tokens=self._api.settings.compaction_max_tokens,
+            )
             conversation = msgspec.structs.replace(conversation, harness=headers.harness)
             # A conversation is compacted because it is too long, so it may already be longer than the context.
             begun = await self._flow.begin(ticket, conversation, size_bytes=len(body), truncate=True)
