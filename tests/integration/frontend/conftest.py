@@ -245,6 +245,25 @@ class Cluster:
         await self.add_frontend(**settings)
         await eventually(lambda: self.frontend.service.health.ready, what="a ready frontend")
 
+    @staticmethod
+    def plays(
+        text: str, *, size: int = 5, finish: str = "stop", error: ErrorReply | None = None, logprobs: bool = False
+    ) -> Play:
+        """A worker that says this text in steps of ``size`` tokens, which are bytes."""
+        data = text.encode()
+
+        async def play(output: Output) -> None:
+            await output.started(cached=4)
+            for start in range(0, len(data), size):
+                await output.say(data[start : start + size], logprobs=logprobs)
+            await output.end("error" if error is not None else finish, error=error)
+
+        return play
+
+    def says(self, text: str, **how: Any) -> None:
+        """From now on; ``how``: as in `plays`."""
+        self.worker.play = self.plays(text, **how)
+
     # talking to the frontend
 
     async def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:

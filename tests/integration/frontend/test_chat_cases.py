@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
+from kvbus_testkit.api_cases import by_id, parsers_of, read_cases
 from kvbus_tokenizers import byte_level_bundle
 from kvbus_wire.packing import unpack_tokens
 
-CASES = [
-    case
-    for line in Path(__file__).with_name("api_cases.jsonl").read_text(encoding="utf-8").splitlines()
-    if (case := json.loads(line))["kind"] == "chat_request"
-]
+CASES = read_cases(Path(__file__).with_name("api_cases.jsonl"), "chat_request")
 REQUESTS = [case for case in CASES if "model_output" not in case]
 ANSWERS = [case for case in CASES if "model_output" in case]
 
@@ -61,17 +58,13 @@ TEMPLATES = {
 }
 
 
-def ids(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"argvalues": cases, "ids": [case["id"] for case in cases]}
-
-
 def prompt_text(cluster: Any) -> str:
     tokens = unpack_tokens(cluster.worker.requests[-1].tokens)
     return bytes(token for token in tokens if token < 256).decode()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("case", **ids(REQUESTS))
+@pytest.mark.parametrize("case", **by_id(REQUESTS))
 async def test_a_request_is_taken_or_refused_and_rendered_as_the_case_says(
     cluster: Any, case: dict[str, Any], stream: bool
 ) -> None:
@@ -100,26 +93,11 @@ async def test_a_request_is_taken_or_refused_and_rendered_as_the_case_says(
         assert calls == [(call["name"], call["arguments"]) for call in wanted["tool_calls"]]
 
 
-def parsers_of(case: dict[str, Any]) -> dict[str, str]:
-    return {
-        "tool_call_parser": case["parser"]["tool"] or "none",
-        "reasoning_parser": case["parser"]["reasoning"] or "none",
-    }
-
-
 @pytest.mark.parametrize("size", [1, 10_000], ids=["bytes", "whole"])
-@pytest.mark.parametrize("case", **ids(ANSWERS))
+@pytest.mark.parametrize("case", **by_id(ANSWERS))
 async def test_an_answer_is_what_the_case_says_however_it_is_cut(cluster: Any, case: dict[str, Any], size: int) -> None:
-    data = case["model_output"].encode()
-
-    async def play(output: Any) -> None:
-        await output.started()
-        for start in range(0, len(data), size):
-            await output.say(data[start : start + size])
-        await output.end(case.get("finish", "stop"))
-
     await cluster.start(card=parsers_of(case))
-    cluster.worker.play = play
+    cluster.says(case["model_output"], size=size, finish=case.get("finish", "stop"))
     request = {key: value for key, value in case["request"].items() if not key.startswith("stream")}
     status, body = await cluster.post("/v1/chat/completions", request)
     assert status == 200

@@ -44,21 +44,6 @@ SIZES = (1, 5, 1000)
 """Tokens, which are bytes, per step of the engine."""
 
 
-def plays(
-    text: str, *, size: int = 5, finish: str = "stop", error: ErrorReply | None = None, logprobs: bool = False
-) -> Any:
-    """A worker that says the text in pieces of some tokens."""
-
-    async def play(output: Any) -> None:
-        await output.started(cached=4)
-        data = text.encode()
-        for start in range(0, len(data), size):
-            await output.say(data[start : start + size], logprobs=logprobs)
-        await output.end(finish, error=error)
-
-    return play
-
-
 @pytest.fixture
 async def client(cluster: Any) -> AsyncIterator[openai.AsyncOpenAI]:
     await cluster.start(card=PARSERS)
@@ -106,7 +91,7 @@ async def both(client: openai.AsyncOpenAI, **fields: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("size", SIZES)
 async def test_the_accumulated_stream_is_the_whole_answer(cluster: Any, client: openai.AsyncOpenAI, size: int) -> None:
     for text in ANSWERS.values():
-        cluster.worker.play = plays(text, size=size)
+        cluster.says(text, size=size)
         whole, streamed = await both(client)
         assert seen(streamed) == seen(whole)
         assert streamed.usage == whole.usage
@@ -117,7 +102,7 @@ async def test_the_accumulated_stream_is_the_whole_answer(cluster: Any, client: 
 
 
 async def test_what_an_answer_holds(cluster: Any, client: openai.AsyncOpenAI) -> None:
-    cluster.worker.play = plays(ANSWERS["interleaved"])
+    cluster.says(ANSWERS["interleaved"])
     whole, _ = await both(client)
     [choice] = seen(whole)
     assert choice["content"] == "firstthen"
@@ -129,7 +114,7 @@ async def test_what_an_answer_holds(cluster: Any, client: openai.AsyncOpenAI) ->
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_truncated_answer_is_the_same_both_ways(cluster: Any, client: openai.AsyncOpenAI, size: int) -> None:
     for text in TRUNCATED.values():
-        cluster.worker.play = plays(text, size=size, finish="length")
+        cluster.says(text, size=size, finish="length")
         whole, streamed = await both(client)
         assert seen(streamed) == seen(whole)
         [choice] = seen(whole)
@@ -139,7 +124,7 @@ async def test_a_truncated_answer_is_the_same_both_ways(cluster: Any, client: op
 
 async def test_an_engine_that_fails_on_the_way_is_an_error_both_ways(cluster: Any, client: openai.AsyncOpenAI) -> None:
     error = ErrorReply(code=ErrorCode.INTERNAL, message="the engine has failed", retryable=False)
-    cluster.worker.play = plays(f"Some text {CALL_A[:40]}", finish="error", error=error)
+    cluster.says(f"Some text {CALL_A[:40]}", error=error)
     with pytest.raises(openai.InternalServerError) as whole:
         await client.chat.completions.create(**request())
     stream = await client.chat.completions.create(**request(), stream=True)
@@ -161,13 +146,13 @@ async def test_a_worker_that_dies_within_a_thought_or_a_call_leaves_no_trace(
 ) -> None:
     text = ANSWERS["thinking and parallel calls"]
     data = text.encode()
-    cluster.worker.play = plays(text)
+    cluster.says(text)
     undisturbed, _ = await both(client)
     other = await cluster.add_worker("w2", **PARSERS)
 
     def dies_after(count: int) -> Any:
         gone = ErrorReply(code=ErrorCode.UNAVAILABLE, message="the worker goes away", retryable=True)
-        return plays(data[:count].decode(), size=1000, finish="error", error=gone)
+        return cluster.plays(data[:count].decode(), size=1000, error=gone)
 
     async def goes_on(output: Any) -> None:
         await output.started()
@@ -187,7 +172,7 @@ async def test_a_worker_that_dies_within_a_thought_or_a_call_leaves_no_trace(
 async def test_answers_chunks_and_errors_have_the_shape_of_the_schemas(cluster: Any) -> None:
     await cluster.start(card=PARSERS)
     for text, finish in ((ANSWERS["thinking and parallel calls"], "stop"), (TRUNCATED["in the second call"], "length")):
-        cluster.worker.play = plays(text, logprobs=True, finish=finish)
+        cluster.says(text, logprobs=True, finish=finish)
         fields = request(n=2, logprobs=True, top_logprobs=2)
         check_schema("CreateChatCompletionResponse", (await cluster.post("/v1/chat/completions", fields))[1])
         events = await cluster.stream("/v1/chat/completions", {**fields, "stream_options": {"include_usage": True}})
@@ -199,7 +184,7 @@ async def test_answers_chunks_and_errors_have_the_shape_of_the_schemas(cluster: 
 
 
 async def test_a_conversation_goes_on_with_what_the_sdk_gives_back(cluster: Any, client: openai.AsyncOpenAI) -> None:
-    cluster.worker.play = plays(ANSWERS["thinking and parallel calls"])
+    cluster.says(ANSWERS["thinking and parallel calls"])
     first, _ = await both(client)
     message = first.choices[0].message
     messages = [
@@ -207,7 +192,7 @@ async def test_a_conversation_goes_on_with_what_the_sdk_gives_back(cluster: Any,
         message.model_dump(exclude_none=True),
         *({"role": "tool", "tool_call_id": call.id, "content": "06:41"} for call in message.tool_calls),
     ]
-    cluster.worker.play = plays(ANSWERS["thinking"])
+    cluster.says(ANSWERS["thinking"])
     whole, streamed = await both(client, messages=messages)
     assert seen(streamed) == seen(whole)
     assert whole.choices[0].message.content == "It is low."
@@ -218,7 +203,7 @@ async def test_choices_with_calls_are_kept_apart(cluster: Any, client: openai.As
     answers = [ANSWERS["parallel calls"], ANSWERS["text"], ANSWERS["thinking and parallel calls"]]
 
     async def play(output: Any) -> None:
-        await plays(answers[int(output.message.request_id[-1])], size=size)(output)
+        await cluster.plays(answers[int(output.message.request_id[-1])], size=size)(output)
 
     cluster.worker.play = play
     whole, streamed = await both(client, n=3)
@@ -241,7 +226,7 @@ async def test_stop_strings_that_straddle_tokens_end_text_thoughts_and_calls(
         (CALL_A, '"Brest"', None, None, [("function", "tide", '{"port": ')]),
         (f"{CALL_A}\n\nSTOP{CALL_B}", "STOP", None, None, [("function", "tide", '{"port": "Brest"}')]),
     ):
-        cluster.worker.play = plays(text, size=size)
+        cluster.says(text, size=size)
         whole, streamed = await both(client, stop=stop)
         assert seen(streamed) == seen(whole)
         [choice] = seen(whole)
@@ -252,7 +237,7 @@ async def test_stop_strings_that_straddle_tokens_end_text_thoughts_and_calls(
 
 async def test_parallel_calls_can_be_switched_off(cluster: Any, client: openai.AsyncOpenAI) -> None:
     for size in (1, 1000):
-        cluster.worker.play = plays(ANSWERS["parallel calls"], size=size)
+        cluster.says(ANSWERS["parallel calls"], size=size)
         whole, streamed = await both(client, parallel_tool_calls=False)
         assert seen(streamed) == seen(whole)
         assert [call[1] for call in seen(whole)[0]["calls"]] == ["tide"]
@@ -264,7 +249,7 @@ async def test_log_probabilities_of_all_tokens_come_with_parsers_on(
     cluster: Any, client: openai.AsyncOpenAI, size: int
 ) -> None:
     for text in ANSWERS.values():
-        cluster.worker.play = plays(text, size=size, logprobs=True)
+        cluster.says(text, size=size, logprobs=True)
         whole, streamed = await both(client, logprobs=True, top_logprobs=2)
         assert seen(streamed) == seen(whole)
         assert [entry[0] for entry in seen(whole)[0]["logprobs"]] == list(text)
@@ -272,7 +257,7 @@ async def test_log_probabilities_of_all_tokens_come_with_parsers_on(
 
 async def test_usage_comes_last_and_only_when_it_is_wanted(cluster: Any, client: openai.AsyncOpenAI) -> None:
     for answer in ("text", "thinking and parallel calls", "nothing"):
-        cluster.worker.play = plays(ANSWERS[answer])
+        cluster.says(ANSWERS[answer])
         chunks = [
             chunk
             async for chunk in await client.chat.completions.create(
@@ -309,7 +294,7 @@ async def test_a_stream_keeps_the_rules_that_strict_clients_need(cluster: Any, s
     await cluster.start(card=PARSERS)
     whole, cut = ((text, "stop") for text in ANSWERS.values()), ((text, "length") for text in TRUNCATED.values())
     for text, finish in (*whole, *cut):
-        cluster.worker.play = plays(text, size=size, finish=finish)
+        cluster.says(text, size=size, finish=finish)
         events = await raw(cluster, n=2)
         assert all(name is None for name, _ in events)
         assert [data for _, data in events].index("[DONE]") == len(events) - 1
@@ -389,7 +374,7 @@ async def test_a_call_is_announced_with_its_last_character(cluster: Any) -> None
 async def test_each_complete_call_and_thought_is_announced_once(cluster: Any, size: int) -> None:
     await cluster.start(card=PARSERS, **DISPATCH)
     text = f"{ANSWERS['interleaved']}{CALL_A[:-20]}"
-    cluster.worker.play = plays(text, size=size, finish="length")
+    cluster.says(text, size=size, finish="length")
     events = await raw(cluster, n=2)
     calls = [data for name, data in events if name == "tool_call_dispatch"]
     for choice in (0, 1):
@@ -412,7 +397,7 @@ async def test_a_client_that_ignores_unknown_events_sees_a_standard_stream(clust
             await cluster.add_frontend(**settings)
             await eventually(lambda: cluster.frontend.service.health.ready, what="a ready frontend")
         for text in texts:
-            cluster.worker.play = plays(text)
+            cluster.says(text)
             events = await raw(cluster)
             names |= {name for name, _ in events}
             streams.append(standard([data for name, data in events if name is None]))
@@ -443,7 +428,7 @@ async def test_the_sdk_which_does_not_look_at_names_of_events_is_not_disturbed(c
     await cluster.start(card=PARSERS, **DISPATCH)
     async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="any", max_retries=0) as client:
         for text in ANSWERS.values():
-            cluster.worker.play = plays(text)
+            cluster.says(text)
             whole, streamed = await both(client)
             assert seen(streamed) == seen(whole)
         async for chunk in await client.chat.completions.create(**request(), stream=True):
@@ -452,7 +437,7 @@ async def test_the_sdk_which_does_not_look_at_names_of_events_is_not_disturbed(c
 
 async def test_whole_answers_know_no_dispatch(cluster: Any) -> None:
     await cluster.start(card=PARSERS, **DISPATCH)
-    cluster.worker.play = plays(ANSWERS["parallel calls"])
+    cluster.says(ANSWERS["parallel calls"])
     status, body = await cluster.post("/v1/chat/completions", request())
     assert status == 200
     assert "dispatch" not in json.dumps(body)

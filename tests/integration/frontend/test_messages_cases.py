@@ -1,7 +1,4 @@
-"""Cases of the Messages API with known answers, judged on the running server.
-
-``api_cases.jsonl`` has one case per line; ``kind`` tells the API; in ``events`` a trailing + means one or more.
-"""
+"""Cases of the Messages API with known answers, judged on the running server."""
 
 import json
 from pathlib import Path
@@ -11,73 +8,17 @@ import msgspec
 import pytest
 
 from kvbus_protocols import RequestDecoder
-from kvbus_protocols.conversation import (
-    Conversation,
-    ImagePart,
-    Part,
-    ReasoningPart,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-)
+from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.messages import MessagesRequest
 from kvbus_protocols.messages_turns import messages_conversation
+from kvbus_testkit.api_cases import by_id, chat_messages, check_steps, holds, matches, parsers_of, read_cases
 
-CASES = [
-    case
-    for line in Path(__file__).with_name("api_cases.jsonl").read_text(encoding="utf-8").splitlines()
-    if (case := json.loads(line))["kind"] == "anthropic_request"
-]
+CASES = read_cases(Path(__file__).with_name("api_cases.jsonl"), "anthropic_request")
 CONVERTED = [
     case for case in CASES if {"chat_messages", "chat_messages_contain_in_order", "chat_params"} & {*case["expected"]}
 ]
 REFUSED = [case for case in CASES if case["expected"].get("http_status", 200) != 200]
 ANSWERED = [case for case in CASES if "model_output" in case]
-
-
-def ids(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"argvalues": cases, "ids": [case["id"] for case in cases]}
-
-
-# the request as chat messages
-
-
-def holds(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    return all(key in found and found[key] == value for key, value in wanted.items())
-
-
-def content_of(parts: tuple[Part, ...]) -> Any:
-    if not any(isinstance(part, ImagePart) for part in parts):
-        return "\n".join(part.text for part in parts if isinstance(part, TextPart)) or None
-    return [
-        {"type": "image_url", "image_url": {"url": part.url}}
-        if isinstance(part, ImagePart)
-        else {"type": "text", "text": part.text}
-        for part in parts
-        if isinstance(part, TextPart | ImagePart)
-    ]
-
-
-def chat_messages(conversation: Conversation) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    for turn in conversation.turns:
-        results = [part for part in turn.parts if isinstance(part, ToolResultPart)]
-        if results:
-            messages += [
-                {"role": "tool", "tool_call_id": result.call_id, "content": content_of(result.parts)}
-                for result in results
-            ]
-            continue
-        message: dict[str, Any] = {"role": turn.role, "content": content_of(turn.parts)}
-        if reasoning := "".join(part.text for part in turn.parts if isinstance(part, ReasoningPart)):
-            message["reasoning"] = reasoning
-        calls = [part for part in turn.parts if isinstance(part, ToolCallPart)]
-        if calls:
-            message["tool_calls"] = [
-                {"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)} for call in calls
-            ]
-        messages.append(message)
-    return messages
 
 
 def chat_params(conversation: Conversation) -> dict[str, Any]:
@@ -90,14 +31,7 @@ def chat_params(conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def matches(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    if not all(words in found["content"] for words in expected.get("content_contains", expected.get("contains", []))):
-        return False
-    plain = {key: value for key, value in expected.items() if key not in ("content_contains", "contains")}
-    return holds(found, plain)
-
-
-@pytest.mark.parametrize("case", **ids(CONVERTED))
+@pytest.mark.parametrize("case", **by_id(CONVERTED))
 async def test_a_request_means_what_the_case_says(cluster: Any, case: dict[str, Any]) -> None:
     expected = case["expected"]
     conversation = messages_conversation(RequestDecoder(MessagesRequest).decode(msgspec.json.encode(case["request"])))
@@ -116,7 +50,7 @@ async def test_a_request_means_what_the_case_says(cluster: Any, case: dict[str, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("case", **ids(REFUSED))
+@pytest.mark.parametrize("case", **by_id(REFUSED))
 async def test_a_refusal_comes_before_the_stream(cluster: Any, case: dict[str, Any], stream: bool) -> None:
     await cluster.start()
     status, body = await cluster.post("/v1/messages", {**case["request"], "stream": stream})
@@ -133,17 +67,6 @@ def outline(event: dict[str, Any]) -> str:
     inner = event.get("content_block") or event.get("delta") or {}
     parts = (event["type"], str(event.get("index", "")), inner.get("type", ""))
     return ":".join(part for part in parts if part)
-
-
-def check_outline(events: list[dict[str, Any]], pattern: list[str]) -> None:
-    lines = [outline(event) for event in events if event["type"] != "ping"]
-    for step in pattern:
-        name = step.removesuffix("+")
-        assert lines, f"{step} is missing"
-        assert lines.pop(0) == name
-        while step.endswith("+") and lines and lines[0] == name:
-            lines.pop(0)
-    assert not lines
 
 
 def check_message(message: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -186,13 +109,6 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
-def parsers_of(case: dict[str, Any]) -> dict[str, str]:
-    return {
-        "tool_call_parser": case["parser"]["tool"] or "none",
-        "reasoning_parser": case["parser"]["reasoning"] or "none",
-    }
-
-
 async def events_of(cluster: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
     async with cluster.session.post("/v1/messages", json=request) as response:
         assert (response.status, response.content_type) == (200, "text/event-stream")
@@ -206,24 +122,16 @@ async def events_of(cluster: Any, request: dict[str, Any]) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize("size", [1, 10_000], ids=["bytes", "whole"])
-@pytest.mark.parametrize("case", **ids(ANSWERED))
+@pytest.mark.parametrize("case", **by_id(ANSWERED))
 async def test_an_answer_has_the_events_of_the_case_however_it_is_cut(
     cluster: Any, case: dict[str, Any], size: int
 ) -> None:
-    data = case["model_output"].encode()
-
-    async def play(output: Any) -> None:
-        await output.started()
-        for start in range(0, len(data), size):
-            await output.say(data[start : start + size])
-        await output.end(case.get("finish", "stop"))
-
     await cluster.start(card=parsers_of(case))
-    cluster.worker.play = play
+    cluster.says(case["model_output"], size=size, finish=case.get("finish", "stop"))
     expected = case["expected"]
     events = await events_of(cluster, case["request"])
     if "events" in expected:
-        check_outline(events, expected["events"])
+        check_steps([outline(event) for event in events if event["type"] != "ping"], expected["events"])
         check_message(assembled(events), expected["message"])
         status, body = await cluster.post("/v1/messages", {**case["request"], "stream": False})
         assert status == 200

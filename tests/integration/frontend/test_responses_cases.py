@@ -1,7 +1,4 @@
-"""Cases of the Responses API with known answers, judged on the running server.
-
-``api_cases.jsonl`` has one case per line; ``kind`` tells the API; in ``events`` a trailing + means one or more.
-"""
+"""Cases of the Responses API with known answers, judged on the running server."""
 
 import json
 from pathlib import Path
@@ -11,30 +8,16 @@ import msgspec
 import pytest
 
 from kvbus_protocols import RequestDecoder
-from kvbus_protocols.conversation import (
-    Conversation,
-    OutputFormat,
-    ReasoningPart,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-)
+from kvbus_protocols.conversation import OutputFormat
 from kvbus_protocols.responses.request import ResponsesRequest
 from kvbus_protocols.responses_turns import responses_conversation
+from kvbus_testkit.api_cases import by_id, chat_messages, check_steps, matches, parsers_of, read_cases
 from kvbus_testkit.responses import check_schema, check_stream, parse_events
 
-CASES = [
-    case
-    for line in Path(__file__).with_name("api_cases.jsonl").read_text(encoding="utf-8").splitlines()
-    if (case := json.loads(line))["kind"] == "responses_request"
-]
+CASES = read_cases(Path(__file__).with_name("api_cases.jsonl"), "responses_request")
 CONVERTED = [case for case in CASES if {"chat_messages", "chat_params"} & {*case["expected"]}]
 REFUSED = [case for case in CASES if {"http_status", "http_status_in"} & {*case["expected"]}]
 ANSWERED = [case for case in CASES if "model_output" in case]
-
-
-def ids(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"argvalues": cases, "ids": [case["id"] for case in cases]}
 
 
 def test_every_case_is_judged() -> None:
@@ -42,38 +25,7 @@ def test_every_case_is_judged() -> None:
     assert {case["id"] for case in (*CONVERTED, *REFUSED, *ANSWERED)} == {case["id"] for case in CASES}
 
 
-def chat_messages(conversation: Conversation) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    for turn in conversation.turns:
-        results = [part for part in turn.parts if isinstance(part, ToolResultPart)]
-        messages += [
-            {"role": "tool", "tool_call_id": result.call_id, "content": text_of(result.parts)} for result in results
-        ]
-        if results:
-            continue
-        message: dict[str, Any] = {"role": turn.role, "content": text_of(turn.parts)}
-        if reasoning := "".join(part.text for part in turn.parts if isinstance(part, ReasoningPart)):
-            message["reasoning"] = reasoning
-        calls = [part for part in turn.parts if isinstance(part, ToolCallPart)]
-        if calls:
-            message["tool_calls"] = [
-                {"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)} for call in calls
-            ]
-        messages.append(message)
-    return messages
-
-
-def text_of(parts: Any) -> str | None:
-    return "\n".join(part.text for part in parts if isinstance(part, TextPart)) or None
-
-
-def matches(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    if not all(words in found["content"] for words in expected.get("content_contains", [])):
-        return False
-    return all(found.get(key) == value for key, value in expected.items() if key != "content_contains")
-
-
-@pytest.mark.parametrize("case", **ids(CONVERTED))
+@pytest.mark.parametrize("case", **by_id(CONVERTED))
 async def test_a_request_means_what_the_case_says(cluster: Any, case: dict[str, Any]) -> None:
     expected = case["expected"]
     request = RequestDecoder(ResponsesRequest).decode(msgspec.json.encode(case["request"]))
@@ -93,7 +45,7 @@ async def test_a_request_means_what_the_case_says(cluster: Any, case: dict[str, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("case", **ids(REFUSED))
+@pytest.mark.parametrize("case", **by_id(REFUSED))
 async def test_a_refusal_comes_before_the_stream(cluster: Any, case: dict[str, Any], stream: bool) -> None:
     await cluster.start()
     expected = case["expected"]
@@ -114,17 +66,6 @@ def outline(event: dict[str, Any]) -> str:
     return ":".join(part for part in (event["type"], index, kind) if part)
 
 
-def check_outline(events: list[dict[str, Any]], pattern: list[str]) -> None:
-    lines = [outline(event) for event in events]
-    for step in pattern:
-        name = step.removesuffix("+")
-        assert lines, f"{step} is missing"
-        assert lines.pop(0) == name
-        while step.endswith("+") and lines and lines[0] == name:
-            lines.pop(0)
-    assert lines == []
-
-
 def check_response(response: dict[str, Any], expected: dict[str, Any]) -> None:
     assert len(response["output"]) == len(expected["output"])
     for found, wanted in zip(response["output"], expected["output"], strict=True):
@@ -141,27 +82,15 @@ def check_response(response: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000], ids=["bytes", "pieces", "whole"])
-@pytest.mark.parametrize("case", **ids(ANSWERED))
+@pytest.mark.parametrize("case", **by_id(ANSWERED))
 async def test_an_answer_has_the_events_of_the_case_however_it_is_cut(
     cluster: Any, case: dict[str, Any], size: int
 ) -> None:
-    data = case["model_output"].encode()
-
-    async def play(output: Any) -> None:
-        await output.started()
-        for start in range(0, len(data), size):
-            await output.say(data[start : start + size])
-        await output.end(case.get("finish", "stop"))
-
-    parsers = {
-        "tool_call_parser": case["parser"]["tool"] or "none",
-        "reasoning_parser": case["parser"]["reasoning"] or "none",
-    }
-    await cluster.start(card=parsers)
-    cluster.worker.play = play
+    await cluster.start(card=parsers_of(case))
+    cluster.says(case["model_output"], size=size, finish=case.get("finish", "stop"))
     async with cluster.session.post("/v1/responses", json=case["request"]) as response:
         events = parse_events(await response.read())
-    check_outline(events, case["expected"]["events"])
+    check_steps(list(map(outline, events)), case["expected"]["events"])
     check_response(check_stream(events), case["expected"])
     status, body = await cluster.post("/v1/responses", {**case["request"], "stream": False})
     assert status == 200

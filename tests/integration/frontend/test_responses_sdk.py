@@ -43,17 +43,6 @@ SIZES = (1, 5, 1000)
 ERROR = ErrorReply(code=ErrorCode.INTERNAL, message="engine died", retryable=False)
 
 
-def plays(text: str, *, size: int = 5, finish: str = "stop", error: ErrorReply | None = None) -> Any:
-    async def play(output: Any) -> None:
-        await output.started(cached=4)
-        data = text.encode()
-        for start in range(0, len(data), size):
-            await output.say(data[start : start + size])
-        await output.end("error" if error is not None else finish, error=error)
-
-    return play
-
-
 @pytest.fixture
 async def client(cluster: Any) -> AsyncIterator[openai.AsyncOpenAI]:
     await cluster.start(card=PARSERS)
@@ -96,7 +85,7 @@ async def streamed(client: openai.AsyncOpenAI, **fields: Any) -> tuple[list[Any]
 @pytest.mark.parametrize("size", SIZES)
 async def test_the_accumulated_stream_is_the_whole_answer(cluster: Any, client: openai.AsyncOpenAI, size: int) -> None:
     for text in ANSWERS.values():
-        cluster.worker.play = plays(text, size=size)
+        cluster.says(text, size=size)
         whole = await client.responses.create(**request())
         events, final = await streamed(client)
         assert plain(final) == plain(whole)
@@ -110,7 +99,7 @@ async def test_the_accumulated_stream_is_the_whole_answer(cluster: Any, client: 
 
 
 async def test_what_an_answer_holds(cluster: Any, client: openai.AsyncOpenAI) -> None:
-    cluster.worker.play = plays(ANSWERS["interleaved"])
+    cluster.says(ANSWERS["interleaved"])
     _, final = await streamed(client, reasoning={"summary": "auto"}, include=["reasoning.encrypted_content"])
     assert [item.type for item in final.output] == [
         "reasoning", "message", "function_call", "reasoning", "message", "function_call",
@@ -119,7 +108,7 @@ async def test_what_an_answer_holds(cluster: Any, client: openai.AsyncOpenAI) ->
     assert (thought.content[0].text, thought.summary[0].text) == ("a", "a")
     assert thought.encrypted_content
     assert json.loads(final.output[2].arguments) == {"port": "Brest"}
-    cluster.worker.play = plays(ANSWERS["a custom call"])
+    cluster.says(ANSWERS["a custom call"])
     _, final = await streamed(client)
     assert final.output[1].input == "*** Begin\n+ü\n"
 
@@ -127,14 +116,14 @@ async def test_what_an_answer_holds(cluster: Any, client: openai.AsyncOpenAI) ->
 async def test_an_agent_loop_keeps_its_thoughts_with_and_without_the_store(
     cluster: Any, client: openai.AsyncOpenAI
 ) -> None:
-    cluster.worker.play = plays(ANSWERS["thinking and parallel calls"])
+    cluster.says(ANSWERS["thinking and parallel calls"])
     first = await client.responses.create(**request())
     outputs: list[Any] = [
         {"type": "function_call_output", "call_id": item.call_id, "output": f"result {i}"}
         for i, item in enumerate(first.output)
         if item.type == "function_call"
     ]
-    cluster.worker.play = plays("done")
+    cluster.says("done")
     stored = await client.responses.create(**request(input=outputs, previous_response_id=first.id))
     history: list[Any] = [{"role": "user", "content": "When is low water?"}]
     history += [item.to_dict() for item in first.output]
@@ -149,7 +138,7 @@ async def test_an_agent_loop_keeps_its_thoughts_with_and_without_the_store(
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_truncated_answer_is_incomplete_both_ways(cluster: Any, client: openai.AsyncOpenAI, size: int) -> None:
     for where, text in TRUNCATED.items():
-        cluster.worker.play = plays(text, size=size, finish="length")
+        cluster.says(text, size=size, finish="length")
         whole = await client.responses.create(**request(max_output_tokens=20))
         events, _ = await streamed(client, max_output_tokens=20)
         assert events[-1].type == "response.incomplete"
@@ -164,7 +153,7 @@ async def test_a_truncated_answer_is_incomplete_both_ways(cluster: Any, client: 
 
 
 async def test_an_engine_error_is_an_error_both_ways(cluster: Any, client: openai.AsyncOpenAI) -> None:
-    cluster.worker.play = plays("The tide is", error=ERROR)
+    cluster.says("The tide is", error=ERROR)
     with pytest.raises(openai.InternalServerError, match="engine died"):
         await client.responses.create(**request())
     events, _ = await streamed(client)
@@ -194,7 +183,7 @@ async def test_the_sdk_walks_through_a_response_s_life(cluster: Any, client: ope
 
 
 async def test_the_sdk_follows_a_background_response(cluster: Any, client: openai.AsyncOpenAI) -> None:
-    cluster.worker.play = plays("The tide is low.")
+    cluster.says("The tide is low.")
     stream = await client.responses.create(**request(background=True, stream=True))
     events = [event async for event in stream]
     response_id = events[0].response.id
