@@ -98,9 +98,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers() -> None:
 
 
 def test_each_choice_has_a_seed_of_its_own() -> None:
-    template = JobTemplate(
-        chat(seed=5), GenerationConfig(), model="m", end_token_ids=(), allowed=(), logprobs=None, deadline_ms=1
-    )
+    template = JobTemplate(chat(seed=5), GenerationConfig(), model="m", end_token_ids=(), allowed=(), deadline_ms=1)
     seeds = [template.job("r", prompt_with([1]), 5, choice=i).sampling.seed for i in range(8)]
     assert seeds[0] == 5
     assert len(set(seeds)) == 8

@@ -154,10 +154,6 @@ class ResponsesRequest(ConversationRequest, frozen=True, kw_only=True):
         for name, value in (("conversation", self.conversation), ("prompt", self.prompt)):
             if value is not None:
                 raise InvalidRequest(f"'{name}' is not supported by this server.", param=name, code="unsupported")
-        if self.conversation is not None and self.previous_response_id is not None:
-            raise InvalidRequest(
-                "'conversation' and 'previous_response_id' exclude each other.", param="previous_response_id"
-            )
 
 
 class CompactRequest(ConversationRequest, frozen=True, kw_only=True):

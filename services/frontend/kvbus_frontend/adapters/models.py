@@ -19,6 +19,7 @@ from kvbus_frontend.core.requests import PromptForm
 from kvbus_frontend.core.template_limits import TemplateLimits, limits_of
 from kvbus_frontend.core.template_traits import TemplateTraits, traits_of
 from kvbus_frontend.settings import FrontendSettings
+from kvbus_parsers import open_parser
 from kvbus_protocols.generation import GenerationRequest
 from kvbus_runtime.discovery import Directory
 from kvbus_runtime.errors import RuntimeFailure
@@ -105,6 +106,9 @@ def load_text_side(data: bytes, name: str) -> TextSide:
     eos = tokenizer.token_id(tokenizer.named_tokens.get("eos_token", ""))
     template = load_template(bundle, tokenizer)
     formats = told_formats(template, bundle)
+    open_parser(
+        tool=formats.tool, reasoning=formats.reasoning
+    )  # loads the formats, 0.2 s, here and not in the first request
     end_token_ids = () if eos is None else (eos,)
     text = TextSide(tokenizer, template, generation, end_token_ids, formats, limits_of(template), traits_of(template))
     _return_freed_memory()

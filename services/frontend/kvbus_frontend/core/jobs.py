@@ -20,13 +20,12 @@ class JobTemplate:
         model: str,
         end_token_ids: tuple[int, ...],
         allowed: tuple[str, ...],
-        logprobs: int | None,
         deadline_ms: int,
         guidance: Guidance | None = None,
         retention: tuple[Retention, ...] = (),
     ) -> None:
         self._request = request
-        self._sampling = sampling_of(request, defaults, logprobs=logprobs)
+        self._sampling = sampling_of(request, defaults, logprobs=request.logprob_count)
         self._model = model
         self._end_token_ids = end_token_ids
         self._allowed = allowed

@@ -18,14 +18,17 @@ from kvbus_frontend.adapters.request_run import Choice, RequestRun
 from kvbus_frontend.core.admission import RETRY_AFTER_S, Admission
 from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.failures import internal_error
+from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.outputs import Output, OutputBuffer
 from kvbus_frontend.core.written_calls import WrittenCall, WrittenCalls
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_parsers import CallEnded
 from kvbus_protocols.errors import ApiError, InvalidRequest, model_not_found
-from kvbus_protocols.generation import Usage
+from kvbus_protocols.generation import GenerationRequest, Usage
 from kvbus_runtime.metrics import Metrics
 from kvbus_tokenizers import CacheStats, PromptCache, TextNotEncodable
+from kvbus_wire.guidance import Guidance
+from kvbus_wire.request import Retention
 
 T = TypeVar("T")
 
@@ -174,6 +177,25 @@ class Api:
         if model is None:
             raise model_not_found(name)
         return model
+
+    def job_template(
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        *,
+        guidance: Guidance | None = None,
+        retention: tuple[Retention, ...] = (),
+    ) -> JobTemplate:
+        return JobTemplate(
+            request,
+            model.text.generation,
+            model=model.name,
+            end_token_ids=model.text.end_token_ids,
+            allowed=model.offer.allowed,
+            deadline_ms=int((time.time() + self.settings.request_timeout_s) * 1000),
+            guidance=guidance,
+            retention=retention,
+        )
 
     async def prepare(self, size_bytes: int, work: Callable[[], T]) -> T:
         """Rendering, tokenizing and hashing: on the loop when that is short, else in a thread. Raise ApiError."""

@@ -1,6 +1,5 @@
 """A conversation's way from a request of any chat-like API to its answer."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -11,7 +10,6 @@ from kvbus_frontend.adapters.request_run import Choice
 from kvbus_frontend.core.choice_stream import ChoiceStream
 from kvbus_frontend.core.formats import TAIL_CHARS, parser_for, prompt_reasoning
 from kvbus_frontend.core.guidance import CHAT_FIELDS, FIELDS, FieldNames, Guided, guidance_of
-from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.outputs import Output
 from kvbus_frontend.core.prompt import Prompt, encoded_prompt, given_prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, raw_segments, render_conversation
@@ -97,16 +95,8 @@ class ChatFlow:
         self, conversation: Conversation, model: ServedModel, rendered: Rendered, ticket: Ticket
     ) -> list[Choice]:
         request = conversation.generation
-        template = JobTemplate(
-            request,
-            model.text.generation,
-            model=model.name,
-            end_token_ids=model.text.end_token_ids,
-            allowed=model.offer.allowed,
-            logprobs=request.logprob_count,
-            deadline_ms=int((time.time() + self._api.settings.request_timeout_s) * 1000),
-            guidance=rendered.guided.guidance,
-            retention=rendered.retention,
+        template = self._api.job_template(
+            request, model, guidance=rendered.guided.guidance, retention=rendered.retention
         )
         n = request.n or 1
         return [

@@ -8,10 +8,9 @@ from aiohttp import web
 
 from kvbus_frontend.adapters.models import ServedModel
 from kvbus_frontend.adapters.request_run import Choice
-from kvbus_frontend.core.chat_output import Envelope
 from kvbus_frontend.core.choice_stream import ChoiceStream
 from kvbus_frontend.core.completion_output import CompletionOutput
-from kvbus_frontend.core.jobs import JobTemplate
+from kvbus_frontend.core.openai_stream import Envelope
 from kvbus_frontend.core.prompt import Prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, completion_prompt
 from kvbus_frontend.core.sampling import salt_of, token_budget
@@ -72,15 +71,7 @@ class CompletionsHandler:
         self, request: CompletionRequest, model: ServedModel, prepared: Sequence[_Prepared], ticket: Ticket
     ) -> tuple[list[Choice], dict[int, str]]:
         """All choices of the first prompt, then those of the second, and so on, as OpenAI numbers them."""
-        template = JobTemplate(
-            request,
-            model.text.generation,
-            model=model.name,
-            end_token_ids=model.text.end_token_ids,
-            allowed=model.offer.allowed,
-            logprobs=request.logprobs,
-            deadline_ms=int((time.time() + self._api.settings.request_timeout_s) * 1000),
-        )
+        template = self._api.job_template(request, model)
         n, choices, echoes = request.n or 1, list[Choice](), dict[int, str]()
         for item in prepared:
             leader = len(choices)
