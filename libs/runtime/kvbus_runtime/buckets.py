@@ -115,14 +115,14 @@ class Bucket:
             for subject in (self._subject(key), f"{self._subject(key)}.>"):
                 await jetstream.call(self._bus, f"STREAM.PURGE.{self._stream}", {"filter": subject})
         except JetStreamRefused as refused:
-            raise _unavailable(refused) from refused
+            raise jetstream.unavailable(refused) from refused
 
     async def state(self) -> BucketState:
         await self._ensure()
         try:
             info = await jetstream.stream_info(self._bus, self._stream)
         except JetStreamRefused as refused:
-            raise _unavailable(refused) from refused
+            raise jetstream.unavailable(refused) from refused
         return BucketState(info.state.bytes, info.state.messages) if info is not None else BucketState(0, 0)
 
     async def _read(self, key: str) -> StoredMessage | None:
@@ -136,7 +136,7 @@ class Bucket:
                 await asyncio.sleep(pause_s)
                 found = await jetstream.last_message(self._bus, self._stream, self._subject(key))
         except JetStreamRefused as refused:
-            raise _unavailable(refused) from refused
+            raise jetstream.unavailable(refused) from refused
         except RequestFailed as failure:
             if self._is_gone(failure):
                 return None
@@ -154,14 +154,14 @@ class Bucket:
                 await self._ensure()
                 await jetstream.publish(self._bus, subject, data, headers)
         except JetStreamRefused as refused:
-            raise _unavailable(refused) from refused
+            raise jetstream.unavailable(refused) from refused
 
     async def _ensure(self) -> None:
         if not self._made:
             try:
                 await jetstream.ensure_stream(self._bus, self._config())
             except JetStreamRefused as refused:
-                raise _unavailable(refused) from refused
+                raise jetstream.unavailable(refused) from refused
             self._made = True
 
     def _is_gone(self, failure: RequestFailed) -> bool:
@@ -169,7 +169,3 @@ class Bucket:
         gone = failure.code is ErrorCode.UNAVAILABLE and self._bus.is_connected
         self._made = self._made and not gone
         return gone
-
-
-def _unavailable(refused: JetStreamRefused) -> RequestFailed:
-    return RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True)

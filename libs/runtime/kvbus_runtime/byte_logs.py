@@ -13,7 +13,6 @@ from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.jetstream import NANOSECONDS, JetStreamRefused
 from kvbus_runtime.ordered import Delivered, OrderedConsumer
 from kvbus_runtime.serving import HEADER_MESSAGE_ID
-from kvbus_wire.errors import ErrorCode
 
 PART_BYTES = 512 << 10
 HEADER_LAST = "Kvbus-Log-End"
@@ -76,7 +75,7 @@ class ByteLogs:
                     headers[HEADER_LAST] = "1"
                 await jetstream.publish(self._bus, f"{self._prefix}.{name}", part, headers)
         except JetStreamRefused as refused:
-            raise RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True) from refused
+            raise jetstream.unavailable(refused) from refused
         except RequestFailed:
             self._made = False
             raise
@@ -88,7 +87,7 @@ class ByteLogs:
                 await self._ensure()
             await jetstream.call(self._bus, f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}.{name}"})
         except JetStreamRefused as refused:
-            raise RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True) from refused
+            raise jetstream.unavailable(refused) from refused
 
     async def follow(self, name: str, *, idle_s: float) -> AsyncGenerator[LogPiece | None, None]:
         """All pieces from the first on, through outages; None whenever nothing has come for ``idle_s``. Ends behind the last one.

@@ -68,7 +68,7 @@ class EventLog:
                 await self.ensure()
                 ack = await jetstream.publish(self._bus, subject, data, headers, timeout_s=APPEND_TIMEOUT_S)
         except JetStreamRefused as refused:
-            raise RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True) from refused
+            raise jetstream.unavailable(refused) from refused
         return ack.seq
 
     async def follow(
@@ -114,7 +114,7 @@ class EventLog:
                 found.append(message)
                 seq = message.seq + 1
         except JetStreamRefused as refused:
-            raise RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True) from refused
+            raise jetstream.unavailable(refused) from refused
         return found
 
     async def last_seq(self) -> int:

@@ -35,6 +35,11 @@ class JetStreamRefused(Exception):
         self.err_code = err_code
 
 
+def unavailable(refused: JetStreamRefused) -> RequestFailed:
+    """What a caller is told that knows nothing of JetStream: it may go well later."""
+    return RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True)
+
+
 class _Error(msgspec.Struct):
     code: int = 0
     err_code: int = 0

@@ -117,7 +117,7 @@ class ObjectStore:
             rollup = {jetstream.HEADER_ROLLUP: "sub"}
             await jetstream.publish(self._bus, self._meta_subject(name), msgspec.json.encode(meta), rollup)
         except JetStreamRefused as refused:
-            raise RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True) from refused
+            raise jetstream.unavailable(refused) from refused
 
     async def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """Raise ObjectFailed: missing, too_large (checked before anything is fetched), or corrupt."""
@@ -141,7 +141,7 @@ class ObjectStore:
                     raise ObjectFailed(name, "corrupt")
                 seq = chunk.seq + 1
         except JetStreamRefused as refused:
-            raise RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True) from refused
+            raise jetstream.unavailable(refused) from refused
         data = b"".join(chunks)
         if hashlib.sha256(data).hexdigest() != name:
             raise ObjectFailed(name, "corrupt")
@@ -151,7 +151,7 @@ class ObjectStore:
         try:
             found = await jetstream.last_message(self._bus, self._stream, self._meta_subject(name))
         except JetStreamRefused as refused:
-            raise RequestFailed.of(ErrorCode.UNAVAILABLE, str(refused), retryable=True) from refused
+            raise jetstream.unavailable(refused) from refused
         except RequestFailed as failure:
             # Nobody answers for this stream: it does not exist (yet).
             if failure.code is ErrorCode.UNAVAILABLE and self._bus.is_connected:

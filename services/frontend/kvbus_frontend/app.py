@@ -93,7 +93,7 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     responses = await _responses_flow(service, settings, api, flow)
     background = BackgroundResponses(api, responses, service)
     await background.start()
-    sockets = SocketHandler(api, responses, service.metrics, service.log)
+    sockets = SocketHandler(api, responses, service.metrics)
     routes = _routes(settings, api, flow, models)
     if settings.enable_openai_api:
         routes += _responses_routes(api, responses, background, sockets)

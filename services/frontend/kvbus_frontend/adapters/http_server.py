@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from kvbus_frontend.core.failures import internal_error
 from kvbus_protocols.errors import ApiError, anthropic_body, openai_body
 from kvbus_runtime.metrics import Metrics
 
@@ -120,9 +121,9 @@ class HttpServer:
             return self._refused(request, ApiError(refusal.status, message, code=_CODES.get(refusal.status)))
         except ConnectionError:
             return web.Response(status=499)  # the client has gone; nobody sees this
-        except Exception:
+        except Exception as failure:
             self._log.exception("request_crashed", method=request.method, path=request.path)
-            return error_response(request, ApiError(500, "The server failed to process the request.", code="internal"))
+            return error_response(request, internal_error(failure))
 
     def _refused(self, request: web.Request, error: ApiError) -> web.Response:
         self._rejected.labels(error.status).inc()

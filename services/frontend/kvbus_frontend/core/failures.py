@@ -40,3 +40,8 @@ def internal_error(cause: BaseException) -> ApiError:
     error = ApiError(500, "The server failed to process the request.", code="internal")
     error.__cause__ = cause
     return error
+
+
+def told(failure: Exception) -> ApiError:
+    """A failure as the client is told of it."""
+    return failure if isinstance(failure, ApiError) else internal_error(failure)

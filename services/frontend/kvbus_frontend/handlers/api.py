@@ -17,7 +17,7 @@ from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.adapters.request_run import Choice, RequestRun
 from kvbus_frontend.core.admission import RETRY_AFTER_S, Admission
 from kvbus_frontend.core.conversation import FindWritten
-from kvbus_frontend.core.failures import internal_error
+from kvbus_frontend.core.failures import told
 from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.outputs import Output, OutputBuffer
 from kvbus_frontend.core.written_calls import WrittenCall, WrittenCalls
@@ -294,7 +294,7 @@ class Api:
         except ConnectionError:
             raise
         except Exception as failure:  # whatever it is, a stream that has begun gets its end
-            error = failure if isinstance(failure, ApiError) else internal_error(failure)
+            error = told(failure)
             ticket.fields["status"] = error.status
             self.log_failure(error, ticket.request_id)
             await sink.send(output.failure(error))

@@ -13,6 +13,7 @@ import msgspec
 from kvbus_frontend.adapters.event_stream import EventSink
 from kvbus_frontend.adapters.generation import Spawn
 from kvbus_frontend.adapters.response_store import ResponseStore
+from kvbus_frontend.core.failures import told
 from kvbus_frontend.core.stored_responses import StoredResponse
 from kvbus_frontend.handlers.api import Api, Ticket
 from kvbus_frontend.handlers.responses_flow import Creation, KeepingSink, ResponsesFlow
@@ -117,20 +118,16 @@ class BackgroundResponses:
             try:
                 await sink.send(creation.output.queued())
                 await self._flow.stream(ticket, creation, sink)
-            except ApiError as refusal:
-                ticket.fields["status"] = refusal.status
-                self._api.log_failure(refusal, creation.id)
-                await self._end(creation, sink, creation.output.failure(refusal))
             except asyncio.CancelledError:
                 if creation.id not in self._cancelled:
                     raise
                 self._cancelled.discard(creation.id)
                 ticket.fields["status"] = 499
                 await self._end(creation, sink, creation.output.cancelled())
-            except Exception:
-                self._me.log.exception("background_response_crashed", response=creation.id)
-                error = ApiError(500, "The server failed to process the request.", code="internal")
+            except Exception as failure:
+                error = told(failure)
                 ticket.fields["status"] = error.status
+                self._api.log_failure(error, creation.id)
                 await self._end(creation, sink, creation.output.failure(error))
 
     async def _end(self, creation: Creation, sink: EventSink, events: Iterable[bytes]) -> None:

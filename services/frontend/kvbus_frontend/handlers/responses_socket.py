@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
+from kvbus_frontend.core.failures import told
 from kvbus_frontend.core.response_ids import new_response_id
 from kvbus_frontend.core.stored_responses import StoredResponse
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api
@@ -30,10 +31,9 @@ class _Frame(msgspec.Struct):
 
 
 class SocketHandler:
-    def __init__(self, api: Api, flow: ResponsesFlow, metrics: Metrics, log: Any) -> None:
+    def __init__(self, api: Api, flow: ResponsesFlow, metrics: Metrics) -> None:
         self._api = api
         self._flow = flow
-        self._log = log
         self._open: set[web.WebSocketResponse] = set()
         self._gauge = metrics.gauge("websockets_open", "open WebSocket connections")
 
@@ -50,7 +50,7 @@ class SocketHandler:
         self._gauge.set(len(self._open))
         try:
             await socket.prepare(http_request)
-            await _Connection(self._api, self._flow, http_request, socket, self._log).serve()
+            await _Connection(self._api, self._flow, http_request, socket).serve()
         finally:
             self._open.discard(socket)
             self._gauge.set(len(self._open))
@@ -65,13 +65,10 @@ class SocketHandler:
 class _Connection:
     """One client. ``_last``: its newest response, as long as it may be continued."""
 
-    def __init__(
-        self, api: Api, flow: ResponsesFlow, http_request: web.Request, socket: web.WebSocketResponse, log: Any
-    ) -> None:
+    def __init__(self, api: Api, flow: ResponsesFlow, http_request: web.Request, socket: web.WebSocketResponse) -> None:
         self._api = api
         self._flow = flow
         self._socket = socket
-        self._log = log
         self._headers: HeaderExtensions = read_headers(http_request.headers)
         self._sink = _SocketSink(http_request, socket, api.settings.write_timeout_s)
         self._frames = asyncio.Queue[str](api.settings.max_websocket_frames)
@@ -112,14 +109,12 @@ class _Connection:
             frame = await self._frames.get()
             try:
                 await self._turn(frame)
-            except ApiError as error:
-                self._api.log_failure(error, "websocket")
-                await self._refuse(error)
             except ConnectionError:
                 return  # whoever receives sees it, too
-            except Exception:
-                self._log.exception("websocket_turn_crashed")
-                await self._refuse(ApiError(500, "The server failed to process the request.", code="internal"))
+            except Exception as failure:
+                error = told(failure)
+                self._api.log_failure(error, "websocket")
+                await self._refuse(error)
 
     async def _turn(self, frame: str) -> None:
         """Raise ApiError."""
