@@ -38,6 +38,7 @@ class Frontend:
         server: HttpServer,
         sockets: SocketHandler,
         api: Api,
+        models: Models,
         generator: Generator,
         receiver: StepReceiver,
         executor: ThreadPoolExecutor,
@@ -45,6 +46,7 @@ class Frontend:
         self._server = server
         self._sockets = sockets
         self._api = api
+        self._models = models
         self._generator = generator
         self._receiver = receiver
         self._executor = executor
@@ -68,6 +70,7 @@ class Frontend:
         await self._server.stop()
         await self._generator.settle()
         await self._receiver.close()
+        self._models.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -110,7 +113,7 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     await server.start()
     service.log.info("http_listens", url=server.url)
     await service.register()
-    return Frontend(server, sockets, api, generator, receiver, executor)
+    return Frontend(server, sockets, api, models, generator, receiver, executor)
 
 
 async def _responses_flow(service: Service, settings: FrontendSettings, api: Api, flow: ChatFlow) -> ResponsesFlow:

@@ -1,5 +1,7 @@
 """Models appear and disappear with their workers; tokenize and detokenize."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -43,6 +45,27 @@ async def test_models_come_and_go_with_their_workers(cluster: Any) -> None:
     second.service.stop("test")
     await eventually(lambda: cluster.frontend.app._api.models.get("m2") is None)
     assert await listed(cluster) == ["m"]
+
+
+@pytest.mark.parametrize("end", ["of its last worker", "of the frontend"])
+async def test_a_model_that_is_no_longer_served_frees_its_memory(cluster: Any, end: str) -> None:
+    """A tokenizer takes tens to hundreds of MB; it stayed in memory when a frontend stopped and its process went on."""
+    await cluster.start()
+    assert (await cluster.chat())[0] == 200
+    models = cluster.frontend.app._api.models
+    tokenizer = weakref.ref(models.get("m").text.tokenizer)
+    if end == "of the frontend":
+        await cluster.frontend.app.close()
+        assert models.served() == []
+    else:
+        cluster.worker.service.stop("test")
+        await eventually(lambda: models.get("m") is None)
+
+    def is_gone() -> bool:
+        gc.collect()
+        return tokenizer() is None
+
+    await eventually(is_gone, what="a tokenizer that is gone")
 
 
 @pytest.mark.parametrize(

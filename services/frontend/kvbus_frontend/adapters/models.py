@@ -148,6 +148,7 @@ class Models:
         self._texts: dict[str, TextSide] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, str] = {}
+        self._closed = False
         self._served = metrics.gauge("models_served", "models that can be asked for")
         self._loads = metrics.counter("bundle_loads", "model bundles fetched, by outcome", ("outcome",))
 
@@ -156,6 +157,12 @@ class Models:
         self._health.set("router", False, "no router is known")
         self._directory.on_change(lambda _record, _change: self._update())
         self._update()
+
+    def close(self) -> None:
+        """Let go of all models: aiohttp remembers every handler that it has called, and all it refers to, for good."""
+        self._closed = True
+        self._offers = {}
+        self._load_missing()
 
     def get(self, name: str) -> ServedModel | None:
         """By the model's own name or an alias."""
@@ -172,6 +179,8 @@ class Models:
         return [model for name in self._offers if (model := self.get(name)) is not None]
 
     def _update(self) -> None:
+        if self._closed:
+            return
         offers = offers_of(self._directory.instances("worker"), self._offers)
         for name, offer in offers.items():
             known = self._offers.get(name)
