@@ -1,6 +1,7 @@
 """The mock engine as a whole: what it says, when, and which blocks it keeps."""
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -121,6 +122,53 @@ async def test_a_script_speaks_turn_by_turn(tmp_path: Path) -> None:
         await recorder.end_of("a", "b")
         assert TOKENIZER.decode(recorder.tokens("a")) == "first"
         assert TOKENIZER.decode(recorder.tokens("b")) == "boats"
+
+
+def _script(tmp_path: Path, *lines: dict[str, Any]) -> str:
+    path = tmp_path / "script.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+async def test_a_scripted_error_without_output_refuses_the_request(tmp_path: Path) -> None:
+    error = {"code": "overloaded", "message": "full", "retry_after_s": 2}
+    async with running(script=_script(tmp_path, {"error": error}, {"output": "ok"})) as (engine, recorder):
+        with pytest.raises(EngineError) as caught:
+            engine.submit(request())
+        reply = caught.value.reply
+        assert (reply.code, reply.message, reply.retry_after_s, reply.retryable) == (
+            ErrorCode.OVERLOADED, "full", 2.0, False,
+        )  # fmt: skip
+        engine.submit(request())
+        [ended] = await recorder.end_of("r")
+        assert ended.reason == "stop"
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(20, "error"), (3, "length")])
+async def test_a_scripted_error_comes_behind_the_output_unless_that_ends_before(
+    tmp_path: Path, max_tokens: int, reason: str
+) -> None:
+    line = {"output": "half", "error": {"code": "internal", "message": "broken"}}
+    async with running(script=_script(tmp_path, line)) as (engine, recorder):
+        engine.submit(request(stopping=Stopping(max_tokens=max_tokens)))
+        [ended] = await recorder.end_of("r")
+        assert TOKENIZER.decode(recorder.tokens("r")) == "half"[:max_tokens]
+        assert ended.reason == reason
+        assert (ended.error.message if ended.error else None) == ("broken" if reason == "error" else None)
+
+
+async def test_a_request_is_cancelled_while_its_scripted_prefill_lasts(tmp_path: Path) -> None:
+    line = {"match": "tide", "output": "late", "prefill_s": 3600}
+    async with running(script=_script(tmp_path, line, {"output": "soon"})) as (engine, recorder):
+        engine.submit(request("slow", tokens=TOKENIZER.encode("the tide")))
+        await recorder.until(lambda: any(step.started for step in recorder.steps))
+        engine.submit(request("fast", tokens=[1, 2, 3]))
+        [ended] = await recorder.end_of("fast")
+        assert ended.reason == "stop"
+        assert engine.load().running == 1
+        engine.cancel("slow")
+        [ended] = await recorder.end_of("slow")
+        assert (ended.reason, recorder.tokens("slow"), engine.load().used_blocks) == ("cancelled", [], 0)
 
 
 async def test_a_bad_script_keeps_the_engine_from_starting(tmp_path: Path) -> None:

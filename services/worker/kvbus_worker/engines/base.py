@@ -25,11 +25,14 @@ class EngineError(Exception):
         message: str,
         *,
         retryable: bool = False,
+        retry_after_s: float | None = None,
         param: str | None = None,
         **details: str | int | float,
     ) -> None:
         super().__init__(message)
-        self.reply = ErrorReply(code=code, message=message, retryable=retryable, param=param, details=details)
+        self.reply = ErrorReply(
+            code=code, message=message, retryable=retryable, retry_after_s=retry_after_s, param=param, details=details
+        )
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

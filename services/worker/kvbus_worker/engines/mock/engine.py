@@ -11,13 +11,12 @@ import msgspec
 from kvbus_wire.errors import ErrorCode
 from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput, StepSink
 from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits
-from kvbus_worker.engines.mock.script import FINISHES, Script, ScriptError
-from kvbus_worker.engines.mock.speech import Speech, one_by_one, pieces_of, played
+from kvbus_worker.engines.mock.script import FINISHES, ScriptError, ScriptFile, ScriptLine
+from kvbus_worker.engines.mock.speech import Speech, one_by_one, pieces_of, played, scripted
 from kvbus_worker.engines.mock.timing import TimingModel
 from kvbus_worker.engines.mock.vocabulary import Vocabulary, made_up_tokens
 
 KV_LAYOUT = "mock-v1"
-_MATCH_TAIL_TOKENS = 2048
 _MAX_SCRIPT_BYTES = 64 << 20
 _MAX_LOGPROBS = 64
 
@@ -49,7 +48,7 @@ class MockEngine:
     def __init__(self, config: MockConfig, vocabulary: Vocabulary) -> None:
         self._config = config
         self._vocabulary = vocabulary
-        self._script: Script | None = None
+        self._script: ScriptFile | None = None
         context_length = min(config.context_length, config.total_blocks * config.block_size)
         limits = SchedulerLimits(
             block_size=config.block_size,
@@ -84,7 +83,7 @@ class MockEngine:
     async def start(self, sink: StepSink) -> None:
         if self._config.script:
             try:
-                self._script = await asyncio.to_thread(Script.load, Path(self._config.script), _MAX_SCRIPT_BYTES)
+                self._script = await asyncio.to_thread(ScriptFile, Path(self._config.script), _MAX_SCRIPT_BYTES)
             except ScriptError as error:
                 raise EngineError(ErrorCode.INVALID_REQUEST, str(error), param="script") from error
         self._sink = sink
@@ -155,9 +154,7 @@ class MockEngine:
 
     def _speech(self, request: EngineRequest) -> Speech:
         prompt = request.tokens[: len(request.tokens) - request.resumed]
-        output = request.mock
-        if output is None and self._script is not None:
-            output = self._script.take(self._vocabulary.decode(prompt[-_MATCH_TAIL_TOKENS:]))
+        output = request.mock if request.mock is not None else self._scripted(prompt)
         if output is not None:
             pieces, grouped = pieces_of(output)
             try:
@@ -166,6 +163,8 @@ class MockEngine:
                 raise EngineError(ErrorCode.INVALID_REQUEST, f"mock.output: {error}", param="mock.output") from error
             if not grouped:
                 encoded = [[token] for token in encoded[0]]
+            if isinstance(output, ScriptLine):
+                return scripted(encoded, output, request.stopping, self._config.eos_token_id)
             return played(encoded, output.finish, request.stopping, self._config.eos_token_id)
         length = min(request.stopping.max_tokens, self._info.context_length)
         ends_itself = self._config.output_tokens < length and not request.stopping.ignore_eos
@@ -175,6 +174,18 @@ class MockEngine:
         return one_by_one(
             tokens, request.stopping, reason="stop" if ends_itself else "length", eos=self._config.eos_token_id
         )
+
+    def _scripted(self, prompt: Sequence[int]) -> ScriptLine | None:
+        if self._script is None:
+            return None
+        try:
+            line = self._script.take(lambda: self._vocabulary.decode(prompt))
+        except ScriptError as error:
+            raise EngineError(ErrorCode.INVALID_REQUEST, str(error), param="script") from error
+        if line is not None and line.error is not None and line.refuses:
+            said = line.error
+            raise EngineError(said.code, said.message, retryable=said.retryable, retry_after_s=said.retry_after_s)
+        return line
 
     async def _run(self) -> None:
         """Steps follow each other on a time line of their own: what the event loop's timer is late by is caught up."""

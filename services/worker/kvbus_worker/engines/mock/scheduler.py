@@ -20,6 +20,8 @@ from kvbus_worker.engines.mock.speech import Speech
 from kvbus_worker.engines.mock.timing import StepWork, TimingModel
 
 _EWMA_WEIGHT = 0.2
+_LONGEST_IDLE_STEP_S = 0.02
+"""Of a step that only waits for output to be due: so long may a cancellation or a new request wait."""
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,8 @@ class MockScheduler:
         self.check(request)
         room = self.limits.context_length - (len(request.tokens) - request.resumed)
         if len(speech.tokens) > room:
-            speech = Speech(speech.tokens[:room], [min(end, room) for end in speech.ends[:room]], "length")
+            ends = [min(end, room) for end in speech.ends[:room]]
+            speech = Speech(speech.tokens[:room], ends, "length", prefill_s=speech.prefill_s, step_s=speech.step_s)
         sequence = Sequence(request, speech, self._arrivals, self.limits.block_size, now)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -104,12 +107,12 @@ class MockScheduler:
         work = StepWork()
         budget = self.limits.max_batched_tokens
         preemptions = self.preemptions
-        for sequence in [s for s in self._running if s.decoding]:
+        for sequence in [s for s in self._running if s.decoding and s.feedable(now)]:
             if budget and self._reserve(sequence, 1, planned):
                 work.add_decode(sequence.computed)
                 budget -= 1
         for sequence in [s for s in self._running if not s.decoding]:
-            new = min(sequence.remaining, budget)
+            new = min(sequence.feedable(now), budget)
             if new and self._reserve(sequence, new, planned):
                 work.add_prefill(new, sequence.computed)
                 budget -= new
@@ -126,11 +129,11 @@ class MockScheduler:
                 continue
             if not self._admit(sequence, now):
                 break
-            new = min(sequence.remaining, budget)
+            new = min(sequence.feedable(now), budget)
             self._reserve(sequence, new, planned)
             work.add_prefill(new, sequence.computed)
             budget -= new
-        return Step(tuple(planned.values()), self._timing.step_s(work), work)
+        return Step(tuple(planned.values()), self._timing.step_s(work) or self._idle_s(now), work)
 
     def finish(self, step: Step, now: float) -> StepOutput:
         started: list[Started] = []
@@ -152,7 +155,7 @@ class MockScheduler:
             if delta is not None:
                 deltas.append(delta)
             if sequence.finished and (stop_step or sequence.speech.stop_token_id is None):
-                ended.append(sequence.ended(sequence.speech.reason, stop_token_id=sequence.speech.stop_token_id))
+                ended.append(sequence.said_all())
                 self._leave(sequence)
         for sequence in self._cancelled:
             if self._sequences.get(sequence.request.request_id) is sequence:
@@ -246,6 +249,11 @@ class MockScheduler:
         self.cache.release(sequence.keys(sequence.published * self.limits.block_size))
         self.cache.free(sequence.private)
         sequence.lose_blocks()
+
+    def _idle_s(self, now: float) -> float:
+        """How long a step without work lasts when output is not due yet."""
+        held = [sequence.due_at - now for sequence in self._running if sequence.due_at > now]
+        return min(*held, _LONGEST_IDLE_STEP_S) if held else 0.0
 
     def _measure(self, step: Step) -> None:
         if step.duration_s <= 0:

@@ -20,7 +20,8 @@ class Sequence:
         [0 ......................computed)[.)          decoding: computed == len(tokens) - 1
         [0 ...... computed)[............... )          prefilling, also again after a preemption
 
-    The first ``published`` full blocks are cached and referenced, ``private`` more are held without a key.
+    The first ``published`` full blocks are cached and referenced, ``private`` more are held without a key. It emits nothing before
+    ``due_at``.
     """
 
     def __init__(self, request: EngineRequest, speech: Speech, arrival: int, block_size: int, now: float) -> None:
@@ -37,6 +38,7 @@ class Sequence:
         self.cached_tokens = 0
         self.announced = False
         self.submitted_at = now
+        self.due_at = now
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self._block_size = block_size
@@ -51,6 +53,10 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens to feed until the next output: 1 when decoding."""
         return len(self.tokens) - self.computed
+
+    def feedable(self, now: float) -> int:
+        """``remaining``, without the last token, which brings output, as long as that is not due."""
+        return self.remaining if self.due_at <= now else self.remaining - 1
 
     @property
     def remaining_prefill(self) -> int:
@@ -103,6 +109,7 @@ class Sequence:
         self.computed = matched * self._block_size
         if self.admitted_at is None:
             self.admitted_at = now
+            self.due_at = now + self.speech.prefill_s
             self.cached_tokens = self.computed
 
     def lose_blocks(self) -> None:
@@ -119,6 +126,7 @@ class Sequence:
         """The output of a step that reached the newest token; None for the stop token's step."""
         if self.first_token_at is None:
             self.first_token_at = now
+        self.due_at = now + self.speech.step_s
         group = self.next_group()
         if not group:
             return None
@@ -132,6 +140,11 @@ class Sequence:
     def finished(self) -> bool:
         """Nothing more is to come, except perhaps the stop token."""
         return self.emitted >= len(self.speech.tokens)
+
+    def said_all(self) -> Ended:
+        """The end of a speech that was not interrupted."""
+        speech = self.speech
+        return self.ended(speech.reason, stop_token_id=speech.stop_token_id, error=speech.error)
 
     def ended(self, reason: str, *, stop_token_id: int | None = None, error: ErrorReply | None = None) -> Ended:
         prompt = len(self.request.tokens) - self.request.resumed

@@ -4,19 +4,37 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvbus_wire.errors import ErrorReply
 from kvbus_wire.request import MockOutput, Stopping
+from kvbus_worker.engines.mock.script import ScriptLine
 
 
 class Speech(msgspec.Struct, frozen=True):
     """``ends[i]``: the step that emits output token i emits all tokens before ``ends[i]``.
 
-    ``reason`` is stop or length. ``stop_token_id``: the token that ends it; it costs a step of its own, as in a real engine.
+    ``reason`` is stop, length or, with ``error``, error. ``stop_token_id``: the token that ends it; it costs a step of its own, as
+    in a real engine. ``prefill_s``, ``step_s``: the least time until the first token, and from one emission to the next.
     """
 
     tokens: list[int]
     ends: list[int]
     reason: str
     stop_token_id: int | None = None
+    error: ErrorReply | None = None
+    prefill_s: float = 0.0
+    step_s: float = 0.0
+
+
+def scripted(pieces: Sequence[Sequence[int]], line: ScriptLine, stopping: Stopping, eos: int | None) -> Speech:
+    """Play a line of a script: its output, its pace, and its error unless ``stopping`` ends the output before that."""
+    if line.error is None:
+        speech = played(pieces, line.finish, stopping, eos)
+    else:
+        whole = played(pieces, "stop_sequence", stopping, None)
+        cut = len(whole.tokens) < sum(len(piece) for piece in pieces)
+        error = ErrorReply(**msgspec.structs.asdict(line.error))
+        speech = whole if cut else msgspec.structs.replace(whole, reason="error", error=error)
+    return msgspec.structs.replace(speech, prefill_s=line.prefill_s, step_s=line.step_s)
 
 
 def played(pieces: Sequence[Sequence[int]], finish: str, stopping: Stopping, eos: int | None) -> Speech:
@@ -35,7 +53,7 @@ def one_by_one(tokens: list[int], stopping: Stopping, *, reason: str, eos: int |
     return _cut(Speech(tokens, list(range(1, len(tokens) + 1)), reason, eos if reason == "stop" else None), stopping)
 
 
-def pieces_of(output: MockOutput) -> tuple[tuple[str, ...], bool]:
+def pieces_of(output: MockOutput | ScriptLine) -> tuple[tuple[str, ...], bool]:
     """The pieces to tokenise, and whether each is emitted in one step (else token by token)."""
     return (output.chunks, True) if output.chunks else ((output.output,), False)
 
