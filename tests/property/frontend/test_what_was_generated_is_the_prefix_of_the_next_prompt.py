@@ -201,7 +201,7 @@ class Model:
         template, choice = ChatTemplate(source, TOKENIZER), choose(source)
         self.formats = Formats(choice.tool, choice.reasoning)
         style = style_of(traits_of(template), self.formats)
-        self.form = PromptForm(template, limits_of(template), style)
+        self.form = PromptForm(template, limits_of(template, style), style)
 
     def prompt(self, *turns: Turn, store: WrittenCalls | None = None) -> str:
         conversation = Conversation(

@@ -1,13 +1,21 @@
 """Turns are rearranged for templates that refuse or drop some of them; no text is lost, a longer conversation begins as before."""
 
 from datetime import datetime
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbus_frontend.core.formats import Formats
+from kvbus_frontend.core.message_style import style_of
+from kvbus_frontend.core.requests import PromptForm, render_conversation
 from kvbus_frontend.core.template_limits import TemplateLimits, fitted, limits_of
-from kvbus_protocols.conversation import TextPart, Turn
+from kvbus_frontend.core.template_traits import traits_of
+from kvbus_parsers.choose import choose
+from kvbus_protocols.conversation import Conversation, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, Turn
+from kvbus_protocols.generation import GenerationRequest
 from kvbus_tokenizers import ChatTemplate, byte_level_bundle, load_tokenizer
 
 TOKENIZER = load_tokenizer(byte_level_bundle())
@@ -104,3 +112,65 @@ def test_every_text_is_rendered_in_its_order(source: str, roles: list[str]) -> N
     places = [text.find(f"text-{i}.") for i in range(len(roles))]
     assert -1 not in places
     assert places == sorted(places)
+
+
+# behind the results of tools
+
+TEMPLATES = Path(__file__).parents[2] / "property" / "frontend" / "templates"
+
+
+@cache
+def form_of(name: str) -> PromptForm:
+    source = (TEMPLATES / f"{name}.jinja").read_text()
+    chat, choice = template(source), choose(source)
+    style = style_of(traits_of(chat), Formats(choice.tool, choice.reasoning))
+    return PromptForm(chat, limits_of(chat, style), style)
+
+
+def rendered(name: str, *turns: Turn) -> str:
+    conversation = Conversation(generation=GenerationRequest(model="m"), turns=turns)
+    text = "".join(segment.text for segment in render_conversation(conversation, form_of(name)))
+    said = [part.text.strip() for turn in turns for part in turn.parts if isinstance(part, TextPart)]
+    assert [text.count(words) for words in said] == [1] * len(said)
+    return text
+
+
+def loop(step: int) -> tuple[Turn, ...]:
+    call = ToolCallPart(f"call0000{step}", "run", "{}")
+    answer = Turn("assistant", (ReasoningPart(f"thought-{step}"), call))
+    return answer, Turn("tool", (ToolResultPart(call.id, (TextPart(f"result-{step}"),)),))
+
+
+REMINDER = turn("user", "<system-reminder>\nThe list is empty.\n</system-reminder>\n")
+FAMILIES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("note", [REMINDER, turn("system", "Be brief.")], ids=["reminder", "system"])
+def test_a_note_behind_results_leaves_what_came_before_it_as_it_was(name: str, note: Turn) -> None:
+    turns = (turn("user", "go"), *loop(1), *loop(2))
+    before = rendered(name, *turns)
+    noted = rendered(name, *turns, note, *loop(3))
+    start = before[: before.rfind("result-2") + len("result-2")]
+    assert noted.startswith(start)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_the_user_says_behind_results_is_taken_by_every_template(name: str) -> None:
+    words = turn("user", REMINDER.parts[0].text, "Stop, do it another way.")  # type: ignore[union-attr]
+    text = rendered(name, turn("user", "go"), *loop(1), words, *loop(2), turn("user", "again"))
+    assert text.find("result-1") < text.find("another way") < text.find("result-2") < text.find("again")
+
+
+def test_a_note_goes_to_the_results_only_where_the_template_would_drop_thoughts_for_it() -> None:
+    turns = (turn("user", "go"), *loop(1), REMINDER)
+    dropping = TemplateLimits(note_keeps_thoughts=False)
+    assert fitted(turns, TemplateLimits()) is turns
+    kept = (TextPart("result-1"), TextPart(""), *REMINDER.parts)
+    assert fitted(turns, dropping)[-1] == Turn("tool", (ToolResultPart("call00001", kept),))  # type: ignore[arg-type]
+    mixed = (
+        *turns[:-1],
+        turn("user", "<system-reminder>a</system-reminder>\nand b\n<system-reminder>c</system-reminder>"),
+    )
+    assert fitted(mixed, dropping)[-1] == mixed[-1], "the user's own words are no note"
+    assert fitted(mixed, TemplateLimits(user_after_results=False))[-1].role == "tool"
