@@ -138,7 +138,7 @@ def _responses_routes(
 
 
 def _routes(settings: FrontendSettings, api: Api, flow: ChatFlow, models: Models) -> list[web.RouteDef]:
-    listed, tokenization = ModelsHandler(models), TokenizationHandler(api)
+    listed, tokenization = ModelsHandler(models, settings.max_output_tokens), TokenizationHandler(api)
     routes = [
         web.get("/v1/models", listed.list),
         web.get("/v1/models/{id:.+}", listed.get),

@@ -43,6 +43,9 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     max_schema_depth: Annotated[int, Flag("schemas within schemas of one that output is constrained by")] = 64
     max_choices: Annotated[int, Flag("most choices (n, times prompts) of one request")] = 64
     max_concurrent_requests: Annotated[int, Flag("more generation requests than this are told to come back")] = 1024
+    max_output_tokens: Annotated[
+        int, Flag("longest answer in tokens; more is clamped (0: what the context leaves)")
+    ] = 0
     max_models: Annotated[int, Flag("most models loaded at a time")] = 64
     absent_model_s: Annotated[float, Flag("a model that has lost its last worker gets 503 this long, then 404")] = 600.0
 
@@ -117,7 +120,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be positive")
         for name in (
             "route_retries", "migration_limit", "inline_prompt_bytes", "prompt_cache_bytes", "written_calls_bytes",
-            "max_written_calls", "written_calls_ttl_s",
+            "max_written_calls", "written_calls_ttl_s", "max_output_tokens",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")

@@ -10,6 +10,11 @@ from kvbus_runtime.objects import ObjectStore
 from kvbus_testkit.timing import eventually
 from kvbus_tokenizers import ModelBundle, bundle_name, byte_level_bundle, pack_bundle
 
+WITH_EFFORT = (
+    b"{% if reasoning_effort in ('low', 'max') %}{{ reasoning_effort }}{% endif %}"
+    b"{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+)
+
 
 async def listed(cluster: Any) -> list[str]:
     async with cluster.session.get("/v1/models") as response:
@@ -18,7 +23,7 @@ async def listed(cluster: Any) -> list[str]:
 
 
 async def test_a_model_is_described_as_the_api_says(cluster: Any) -> None:
-    await cluster.start(card={"name": "org/model-1.5"})
+    await cluster.start(card={"name": "org/model-1.5", "reasoning_parser": "qwen3", "tool_call_parser": "none"})
     async with cluster.session.get("/v1/models") as response:
         body = await response.json()
     model = {
@@ -28,13 +33,44 @@ async def test_a_model_is_described_as_the_api_says(cluster: Any) -> None:
         "owned_by": "kvbus",
         "root": "org/model-1.5",
         "max_model_len": 512,
-    }
+        "context_length": 512,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "top_provider": {"context_length": 512, "max_completion_tokens": 512},
+        "supported_parameters": [
+            "max_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+            "stop", "seed", "logit_bias", "logprobs", "top_logprobs", "reasoning",
+        ],
+        "kvbus": {"reasoning_parser": "qwen3"},
+    }  # fmt: skip
     assert body == {"object": "list", "data": [model]}
     async with cluster.session.get("/v1/models/org/model-1.5") as response:
         assert await response.json() == model
     async with cluster.session.get("/v1/models/other") as response:
         assert response.status == 404
         assert (await response.json())["error"]["code"] == "model_not_found"
+
+
+async def test_both_dialects_say_the_same_of_a_model(cluster: Any) -> None:
+    bundle = ModelBundle({**byte_level_bundle().files, "chat_template.jinja": WITH_EFFORT})
+    card = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}
+    await cluster.start(bundle=bundle, card=card, max_output_tokens=100)
+    async with cluster.session.get("/v1/models/m") as response:
+        model = await response.json()
+    assert model["top_provider"] == {"context_length": 512, "max_completion_tokens": 100}
+    assert {"tools", "reasoning", "reasoning_effort"} <= set(model["supported_parameters"])
+    assert model["kvbus"] == {
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "qwen3",
+        "reasoning_efforts": ["low", "max"],
+    }
+    async with cluster.session.get("/v1/models/m", headers={"anthropic-version": "2023-06-01"}) as response:
+        same = await response.json()
+    assert (same["max_input_tokens"], same["max_tokens"]) == (512, 100)
+    effort, thinking = same["capabilities"]["effort"], same["capabilities"]["thinking"]
+    assert [level for level in effort if effort["supported"] and effort[level] == {"supported": True}] == ["low", "max"]
+    assert (thinking["supported"], thinking["types"]["adaptive"]) == (True, {"supported": True})
+    _, answer = await cluster.chat("hi", max_tokens=1000)
+    assert cluster.worker.requests[0].stopping.max_tokens == 100, answer
 
 
 async def test_models_come_and_go_with_their_workers(cluster: Any) -> None:

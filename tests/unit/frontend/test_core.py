@@ -90,6 +90,14 @@ def test_the_token_limit_is_clamped_to_what_is_left(asked: int | None, default: 
     assert token_budget(asked, default, prompt_tokens=10, context_length=100, param="messages") == budget
 
 
+@pytest.mark.parametrize(
+    ("asked", "default", "budget"), [(None, None, 30), (None, 20, 20), (1000, 20, 30), (5, None, 5)]
+)
+def test_no_answer_is_longer_than_the_server_allows(asked: int | None, default: int | None, budget: int) -> None:
+    assert token_budget(asked, default, prompt_tokens=10, context_length=100, longest=30, param="messages") == budget
+    assert token_budget(None, None, prompt_tokens=80, context_length=100, longest=30, param="messages") == 20
+
+
 def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers() -> None:
     assert token_budget(5, None, prompt_tokens=99, context_length=100, param="messages") == 1
     with pytest.raises(InvalidRequest, match=r"100 tokens.*105 tokens \(100 in the messages, 5 in") as refusal:

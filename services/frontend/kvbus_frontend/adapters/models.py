@@ -12,6 +12,7 @@ from kvbus_frontend.adapters.generation import Spawn
 from kvbus_frontend.core.aliases import Aliases
 from kvbus_frontend.core.catalog import Departed, Offer, offers_of
 from kvbus_frontend.core.choice_text import ChoiceText
+from kvbus_frontend.core.efforts import efforts_of
 from kvbus_frontend.core.formats import Formats, chosen_formats, told_formats, unknown_parsers
 from kvbus_frontend.core.message_style import style_of
 from kvbus_frontend.core.prompt import Prompt
@@ -49,7 +50,7 @@ class BundleStore(Protocol):
 class TextSide(msgspec.Struct, frozen=True):
     """What a bundle holds, ready for use. ``end_token_ids``: the tokenizer's own end of a turn.
 
-    ``formats``, ``limits``, ``traits``: told from the template.
+    ``formats``, ``limits``, ``traits``, ``efforts``: told from the template.
     """
 
     tokenizer: Tokenizer
@@ -59,6 +60,7 @@ class TextSide(msgspec.Struct, frozen=True):
     formats: Formats
     limits: TemplateLimits
     traits: TemplateTraits
+    efforts: tuple[str, ...] = ()
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -110,7 +112,8 @@ def load_text_side(data: bytes, name: str) -> TextSide:
         tool=formats.tool, reasoning=formats.reasoning
     )  # loads the formats, 0.2 s, here and not in the first request
     end_token_ids = () if eos is None else (eos,)
-    text = TextSide(tokenizer, template, generation, end_token_ids, formats, limits_of(template), traits_of(template))
+    limits, traits, efforts = limits_of(template), traits_of(template), efforts_of(template)
+    text = TextSide(tokenizer, template, generation, end_token_ids, formats, limits, traits, efforts)
     _return_freed_memory()
     return text
 

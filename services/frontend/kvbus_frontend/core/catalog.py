@@ -11,11 +11,13 @@ class Offer(msgspec.Struct, frozen=True):
     """One model as it is served.
 
     ``workers``: those with this very card; ``others``: workers of the same name with another card, to which nothing is sent.
+    ``guidance``: all workers constrain output.
     """
 
     card: ModelCard
     workers: tuple[str, ...]
     others: tuple[str, ...] = ()
+    guidance: bool = False
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -71,4 +73,5 @@ def _offer(cards: dict[ModelCard, list[InstanceRecord]], current: Offer | None) 
     first = min(records, key=lambda record: (record.started_ms, record.instance_id))
     assert first.worker is not None  # noqa: S101  # by construction, for the type checker
     others = sorted(record.instance_id for card, found in cards.items() if card != chosen for record in found)
-    return Offer(first.worker.model, tuple(sorted(r.instance_id for r in records)), tuple(others))
+    guidance = all(record.worker is not None and record.worker.guidance for record in records)
+    return Offer(first.worker.model, tuple(sorted(r.instance_id for r in records)), tuple(others), guidance)

@@ -42,15 +42,20 @@ def stopping_of(request: GenerationRequest, *, max_tokens: int, end_token_ids: t
     )
 
 
-def token_budget(asked: int | None, default: int | None, *, prompt_tokens: int, context_length: int, param: str) -> int:
-    """How many tokens may be generated: what was asked for, at most what is left. Raise InvalidRequest when not even one fits."""
+def token_budget(
+    asked: int | None, default: int | None, *, prompt_tokens: int, context_length: int, longest: int = 0, param: str
+) -> int:
+    """How many tokens may be generated: what was asked for, at most what is left, and at most ``longest`` (0: no such limit).
+
+    Raise InvalidRequest when not even one fits.
+    """
     left = context_length - prompt_tokens
     if left < 1:
         raise context_length_exceeded(
             limit=context_length, prompt_tokens=prompt_tokens, completion_tokens=max(1, asked or 1), param=param
         )
     wanted = asked if asked is not None else default
-    return left if wanted is None else min(wanted, left)
+    return min(limit for limit in (left, wanted, longest or None) if limit is not None)
 
 
 def hints_of(request: GenerationRequest) -> AgentHints:

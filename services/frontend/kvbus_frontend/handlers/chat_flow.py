@@ -146,6 +146,7 @@ def _render(
         model.text.generation.max_new_tokens,
         prompt_tokens=encoded.count,
         context_length=model.card.context_length,
+        longest=api.settings.max_output_tokens,
         param="messages",
     )
     ends = _breakpoint_ends(conversation, segments, model, api.prompt_cache)

@@ -21,7 +21,6 @@ from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.headers import read_headers, with_headers
-from kvbus_tokenizers import PromptCache
 from kvbus_wire.packing import unpack_tokens
 
 
@@ -50,9 +49,7 @@ class CompletionsHandler:
             check_count(len(prompts) * (request.n or 1), self._api.settings.max_choices, "choices", "n")
             model = self._api.model(request.model)
             check_vocabulary(request, model.text.tokenizer.vocab_size)
-            prepared = await self._api.prepare(
-                len(body), lambda: _prepare(request, prompts, model, self._api.prompt_cache)
-            )
+            prepared = await self._api.prepare(len(body), lambda: _prepare(request, prompts, model, self._api))
             choices, echoes = self._choices(request, model, prepared, ticket)
             envelope = Envelope(
                 id=ticket.request_id,
@@ -87,9 +84,9 @@ class CompletionsHandler:
 
 
 def _prepare(
-    request: CompletionRequest, prompts: Sequence[str | Sequence[int]], model: ServedModel, cache: PromptCache
+    request: CompletionRequest, prompts: Sequence[str | Sequence[int]], model: ServedModel, api: Api
 ) -> list[_Prepared]:
-    tokenizer, context_length = model.text.tokenizer, model.card.context_length
+    tokenizer, context_length, cache = model.text.tokenizer, model.card.context_length, api.prompt_cache
     prepared = []
     for index, text in enumerate(prompts):
         encoded = completion_prompt(request, text, tokenizer, cache, index=index, context_length=context_length)
@@ -98,6 +95,7 @@ def _prepare(
             None,
             prompt_tokens=encoded.count,
             context_length=context_length,
+            longest=api.settings.max_output_tokens,
             param="prompt",
         )
         prompt = prompt_of(encoded, cache, model.card, salt=salt_of(request))

@@ -7,18 +7,23 @@ from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.core.pages import page_of
 from kvbus_frontend.handlers.api import json_response
 from kvbus_protocols.errors import model_not_found
-from kvbus_protocols.models import AnthropicModelList, Model, ModelList, anthropic_model
+from kvbus_protocols.models import AnthropicModelList, Model, ModelList, ServedAs, anthropic_model, model_entry
 
 
 class ModelsHandler:
-    def __init__(self, models: Models) -> None:
+    """``max_output_tokens``: of any request; 0 is what the context leaves."""
+
+    def __init__(self, models: Models, max_output_tokens: int) -> None:
         self._models = models
+        self._max_output_tokens = max_output_tokens
 
     async def list(self, http_request: web.Request) -> web.Response:
         """Anthropic's list comes in pages, OpenAI's in one piece. Aliases come last."""
         served = {model.name: model for model in self._models.served()}
-        models = [_described(name, model) for name, model in served.items()]
-        models += [_described(alias, served[name]) for alias, name in self._models.aliases.of(served)]
+        models = [_described(name, model, self._max_output_tokens) for name, model in served.items()]
+        models += [
+            _described(alias, served[name], self._max_output_tokens) for alias, name in self._models.aliases.of(served)
+        ]
         if not speaks_anthropic(http_request):
             return json_response(ModelList(data=models))
         page = page_of(models, lambda model: model.id, http_request.query)
@@ -37,10 +42,17 @@ class ModelsHandler:
         model = self._models.get(name)
         if model is None:
             raise model_not_found(name)
-        described = _described(name, model)
+        described = _described(name, model, self._max_output_tokens)
         return json_response(anthropic_model(described) if speaks_anthropic(http_request) else described)
 
 
-def _described(name: str, model: ServedModel) -> Model:
-    card = model.card
-    return Model(id=name, created=card.created_s, root=card.name, max_model_len=card.context_length)
+def _described(name: str, model: ServedModel, max_output_tokens: int) -> Model:
+    card, formats = model.card, model.formats
+    return model_entry(
+        name,
+        root=card.name,
+        created=card.created_s,
+        context_length=card.context_length,
+        max_output_tokens=min(max_output_tokens or card.context_length, card.context_length),
+        served=ServedAs(formats.tool, formats.reasoning, model.text.efforts, model.offer.guidance),
+    )
