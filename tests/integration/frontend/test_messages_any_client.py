@@ -1,4 +1,4 @@
-"""Requests as the clients of the Messages API send them, and the same with mistakes: an answer or a clear refusal, never a crash."""
+"""What the clients of the Messages API send, and the same with mistakes in it: an answer or a clear refusal, never a crash."""
 
 import random
 from pathlib import Path

@@ -299,11 +299,12 @@ def all_requests() -> dict[str, Body]:
     )
     stripped = json.loads(json.dumps(tool_loop("exec")).replace("toolu_", "toolu"))
     web_search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    searching: Body = {"tools": [web_search], "tool_choice": {"type": "tool", "name": "web_search"}}
     longer = claude_code(*tool_loop(), *search, *more, late, loaded=("WebFetch", "WebSearch"))
     return {
         "claude-code 2.1.332": claude_code(*tool_loop(), late),
         "claude-code 2.1.332, longer": {**longer, "max_tokens": 128_000},
-        "claude-code 2.1.332, web search": {**claude_code(), "tools": [web_search], "tool_choice": {"type": "tool", "name": "web_search"}},
+        "claude-code 2.1.332, web search": claude_code() | searching,
         "claude-code 2.1.332, title": claude_title(),
         "claude-code 2.1.197": claude_code(version="2.1.197"),
         "claude-code 2.1.140": claude_code(*tool_loop(), version="2.1.140"),

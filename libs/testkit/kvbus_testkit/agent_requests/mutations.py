@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 JUNK: tuple[Any, ...] = (
-    None, "", "x", "x" * 100_000, "\u0000", "é☃🎉", "<|im_end|>", 0, -1, 1.5, 2**63, 1e300, True, [], {}, [[]], [None], [{}], {"type": "text"},
-    {"type": "new"}, [{"type": "text", "text": "x"}], {"type": "text", "text": ""},
+    None, "", "x", "x" * 100_000, "\u0000", "é☃🎉", "<|im_end|>", 0, -1, 1.5, 2**63, 1e300, True, [], {}, [[]], [None], [{}],
+    {"type": "text"}, {"type": "new"}, [{"type": "text", "text": "x"}], {"type": "text", "text": ""},
 )  # fmt: skip
 
 Place = tuple[Any, Any]

@@ -3,11 +3,12 @@
 import random
 from typing import Any
 
-_WORDS = (
+_TEXT = (
     "agent answer before branch build change check code command commit directory edit error explain file function keep line list "
     "module name never note open option output path plan prefer project question read report result run search session short step "
     "task test text tool turn user value when write"
-).split()
+)
+_WORDS = _TEXT.split()
 
 
 def prose(seed: str, chars: int) -> str:
