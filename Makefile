@@ -2,6 +2,7 @@
 # make test    make check, then all tests (PYTEST_ARGS="-k router")
 # make check   formatting, lint, types, import rules
 # make fmt     format, and fix what can be fixed
+# make agents   real coding agents against the whole system (CLIENTS="claude-code codex"; needs npm)
 # make bench   how long services take to start and what they cost when idle
 # make bench-prefix-stability   what a line that changes at the top of a long prompt costs, and that stripping it helps
 # make bench-frontend   what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token
@@ -12,11 +13,12 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
 PYTEST_ARGS ?=
+CLIENTS ?=
 export VENV PYTHON TORCH
 
 BIN = $(abspath $(VENV))/bin
 
-.PHONY: help up test check fmt bench bench-frontend bench-prefix-stability clean run-env dev-env
+.PHONY: help up test check fmt agents bench bench-frontend bench-prefix-stability clean run-env dev-env
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -43,6 +45,9 @@ test: check
 fmt: dev-env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+agents: dev-env
+	@$(BIN)/python -m tests.agents $(CLIENTS)
 
 bench: run-env
 	@exec $(BIN)/kvbus bench startup $(ARGS)

@@ -9,6 +9,9 @@ from blockbuster import blockbuster_ctx
 from kvbus_runtime.service import kvbus_version
 from kvbus_testkit.nats import NatsServer
 
+collect_ignore = ["agents"]
+"""They need npm; `make agents` names them."""
+
 
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[NatsServer]:

@@ -42,11 +42,11 @@ _TEMPLATE = """\
 """
 
 
-def write(folder: Path, tokenizer_from: Path | None) -> Path:
+def write(folder: Path, tokenizer_from: Path | None, context_length: int = CONTEXT_LENGTH) -> Path:
     """``tokenizer_from``: the folder of a model; None: one token per byte. Raise BundleInvalid."""
     bundle = byte_level_bundle() if tokenizer_from is None else ModelBundle.from_directory(tokenizer_from)
     config = msgspec.json.decode(bundle.files.get(CONFIG, b"{}"))
-    config["max_position_embeddings"] = CONTEXT_LENGTH
+    config["max_position_embeddings"] = context_length
     files = {**bundle.files, CHAT_TEMPLATE: _TEMPLATE.encode(), CONFIG: msgspec.json.encode(config)}
     folder.mkdir()
     for name, content in files.items():

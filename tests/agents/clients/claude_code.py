@@ -1,0 +1,53 @@
+"""Claude Code: `claude -p` over the Messages API."""
+
+import json
+from collections.abc import Mapping
+
+import msgspec
+
+from tests.agents.client import Outcome, Site
+from tests.agents.pins import folder_of, versions_of
+
+_UNKNOWN_MODEL = "[claude-code:unrecognized_model]"
+"""Said of each model that is not its vendor's."""
+
+
+class ClaudeCode(msgspec.Struct, frozen=True):
+    version: str
+    name: str = "claude-code"
+
+    def configure(self, site: Site) -> None:
+        project = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True, "allowedTools": []}
+        settings = {
+            "hasCompletedOnboarding": True,
+            "theme": "dark",
+            "bypassPermissionsModeAccepted": True,
+            "projects": {str(site.project): project},
+        }
+        (site.home / ".claude.json").write_text(json.dumps(settings))
+
+    def environment(self, site: Site) -> Mapping[str, str]:
+        return {
+            "ANTHROPIC_BASE_URL": site.url,
+            "ANTHROPIC_AUTH_TOKEN": "local",
+            "ANTHROPIC_MODEL": site.model,
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(site.context_length),
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_TELEMETRY": "1",
+            # Tools may run without asking, also as root, only where that is declared harmless.
+            "IS_SANDBOX": "1",
+        }
+
+    def command(self, site: Site, prompt: str, *, resume: bool) -> list[str]:
+        claude = folder_of(self.name, self.version) / "node_modules" / ".bin" / "claude"
+        return [str(claude), *(["--continue"] if resume else []), "--dangerously-skip-permissions", "-p", prompt]
+
+    def answer(self, outcome: Outcome) -> str:
+        return outcome.stdout.strip()
+
+    def complaints(self, outcome: Outcome) -> list[str]:
+        rows = [row for row in outcome.stderr.splitlines() if row.strip()]
+        return [row for row in rows if not row.startswith(_UNKNOWN_MODEL)]
+
+
+ALL = tuple(ClaudeCode(version) for version in versions_of("claude-code"))

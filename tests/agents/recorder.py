@@ -1,0 +1,197 @@
+"""A reverse proxy between a client and the frontend that keeps what passes, and can cut a connection."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from kvbus_testkit.timing import eventually_sync
+from tests.agents.exchange import Exchange
+
+_HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "upgrade", "host", "content-length", "te", "trailer"}
+)
+_MAX_BODY_BYTES = 256 << 20
+
+
+class Recorder:
+    """A context manager. ``url`` leads to ``target``; `exchanges` are in the order in which requests came."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._exchanges: list[Exchange] = []
+        self._cuts: list[int] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="recorder", daemon=True)
+        self._runner: web.AppRunner | None = None
+        self._upstream: aiohttp.ClientSession | None = None
+        self.url = ""
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        return list(self._exchanges)
+
+    @property
+    def generations(self) -> list[Exchange]:
+        """Of the exchanges, those that ask the model for something."""
+        return [exchange for exchange in self._exchanges if exchange.is_generation]
+
+    def forget(self) -> None:
+        self._exchanges.clear()
+
+    def cut_next(self, after_chunks: int) -> None:
+        """Break the client's connection once so many pieces of its next generation's answer have passed."""
+        self._cuts.append(after_chunks)
+
+    def wait_for(self, condition: Callable[[list[Exchange]], bool], what: str, timeout_s: float = 30.0) -> None:
+        eventually_sync(lambda: condition(self.generations), timeout_s=timeout_s, what=what)
+
+    def __enter__(self) -> "Recorder":
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(30)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=None)
+        self._upstream = aiohttp.ClientSession(auto_decompress=False, timeout=timeout)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = "http://{}:{}".format(*self._runner.addresses[0][:2])
+
+    async def _stop(self) -> None:
+        assert self._runner is not None
+        assert self._upstream is not None
+        await self._runner.cleanup()
+        await self._upstream.close()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            return await self._pass_websocket(request)
+        exchange = self._record(request, request.method, await request.read())
+        cut = self._cuts.pop(0) if exchange.is_generation and self._cuts else None
+        try:
+            return await self._pass(request, exchange, cut)
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.disconnected = True
+            raise
+        finally:
+            exchange.over = True
+
+    def _record(self, request: web.Request, method: str, body: bytes) -> Exchange:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        exchange = Exchange(method=method, path=request.path, query=request.query_string, headers=headers, body=body)
+        self._exchanges.append(exchange)
+        return exchange
+
+    async def _pass(self, request: web.Request, exchange: Exchange, cut: int | None) -> web.StreamResponse:
+        assert self._upstream is not None
+        async with self._upstream.request(
+            request.method,
+            self._target + request.raw_path,
+            headers=_passed_on(request.headers),
+            data=exchange.body,
+            allow_redirects=False,
+        ) as answer:
+            exchange.status = answer.status
+            exchange.response_headers = {name.lower(): value for name, value in answer.headers.items()}
+            response = web.StreamResponse(
+                status=answer.status, reason=answer.reason, headers=_passed_on(answer.headers)
+            )
+            if request.method == "HEAD" or answer.content_length is not None:
+                response.content_length = answer.content_length
+            await response.prepare(request)
+            passed = 0
+            async for chunk in answer.content.iter_any():
+                if cut is not None and passed >= cut:
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return response
+                exchange.response += chunk
+                await response.write(chunk)
+                passed += 1
+            await response.write_eof()
+            return response
+
+    async def _pass_websocket(self, request: web.Request) -> web.StreamResponse:
+        assert self._upstream is not None
+        opening = self._record(request, "GET", b"")
+        headers = CIMultiDict(
+            (name, value)
+            for name, value in _passed_on(request.headers).items()
+            if not name.lower().startswith("sec-websocket")
+        )
+        try:
+            server = await self._upstream.ws_connect(self._target + request.raw_path, headers=headers, max_msg_size=0)
+        except aiohttp.WSServerHandshakeError as refusal:
+            opening.status = refusal.status
+            opening.over = True
+            return web.Response(status=refusal.status, text=refusal.message, headers=_passed_on(refusal.headers or {}))
+        opening.status = 101
+        client = web.WebSocketResponse(max_msg_size=0)
+        await client.prepare(request)
+        pumps = [
+            asyncio.create_task(self._pump_requests(request, client, server)),
+            asyncio.create_task(self._pump_answers(client, server)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            with suppress(ConnectionError):
+                await server.close()
+                await client.close()
+            opening.over = True
+        return client
+
+    async def _pump_requests(
+        self, request: web.Request, client: web.WebSocketResponse, server: "aiohttp.ClientWebSocketResponse[Any]"
+    ) -> None:
+        async for message in client:
+            if message.type is aiohttp.WSMsgType.TEXT:
+                exchange = self._record(request, "WS", message.data.encode())
+                exchange.frames, exchange.status = [], 200
+                await server.send_str(message.data)
+            elif message.type is aiohttp.WSMsgType.BINARY:
+                await server.send_bytes(message.data)
+
+    async def _pump_answers(
+        self, client: web.WebSocketResponse, server: "aiohttp.ClientWebSocketResponse[Any]"
+    ) -> None:
+        async for message in server:
+            if message.type is aiohttp.WSMsgType.TEXT:
+                self._keep_frame(message.data)
+                await client.send_str(message.data)
+            elif message.type is aiohttp.WSMsgType.BINARY:
+                await client.send_bytes(message.data)
+
+    def _keep_frame(self, frame: str) -> None:
+        """Answers come one after the other: a frame belongs to the oldest request that is not over."""
+        pending = next((e for e in self._exchanges if e.frames is not None and not e.over), None)
+        if pending is not None and pending.frames is not None:
+            pending.frames.append(frame)
+            kind = json.loads(frame).get("type")
+            pending.over = kind in ("response.completed", "response.failed", "response.incomplete", "error")
+
+
+def _passed_on(headers: Any) -> CIMultiDict[str]:
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP)

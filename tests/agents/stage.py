@@ -1,0 +1,120 @@
+"""One scenario: a client in front of a system that plays a script, and what is noted of it for the report."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.agents.client import RUN_TIMEOUT_S, Client, Outcome, Running, Site, base_environment, make_project
+from tests.agents.exchange import Exchange, Usage
+from tests.agents.model_formats import ModelFormat
+from tests.agents.recorder import Recorder
+from tests.agents.report import Row, Share
+from tests.agents.system import MODEL, Line, System
+
+
+class Stage:
+    """What a test works with. `ask` runs the client for one user turn."""
+
+    def __init__(self, client: Client, system: System, recorder: Recorder, folder: Path, logs: Path) -> None:
+        self.client = client
+        self.system = system
+        self.recorder = recorder
+        self._logs = logs
+        self._runs = 0
+        self._shares: list[Share] = []
+        project = make_project(folder / "project")
+        self.site = Site(
+            home=folder / "home",
+            project=project,
+            url=recorder.url,
+            model=MODEL,
+            context_length=system.context_length,
+        )
+        (self.site.home / "tmp").mkdir(parents=True)
+        client.configure(self.site)
+
+    @property
+    def model(self) -> ModelFormat:
+        """The format in which the script is to be written."""
+        return self.system.model_format
+
+    @property
+    def project(self) -> Path:
+        return self.site.project
+
+    @property
+    def generations(self) -> list[Exchange]:
+        return self.recorder.generations
+
+    def play(self, *lines: Line) -> None:
+        self.system.play(*lines)
+
+    def start(
+        self,
+        prompt: str,
+        *,
+        resume: bool = False,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Running:
+        """Start the client for one user turn, with more arguments and variables for this run."""
+        self._runs += 1
+        command = [*self.client.command(self.site, prompt, resume=resume), *arguments]
+        variables = {**base_environment(self.site), **self.client.environment(self.site), **(environment or {})}
+        return Running(command, self.site, variables, self._logs / f"run-{self._runs}")
+
+    def ask(
+        self,
+        prompt: str,
+        *,
+        resume: bool = False,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = RUN_TIMEOUT_S,
+    ) -> Outcome:
+        """Run the client for one user turn, to its end."""
+        return self.start(prompt, resume=resume, arguments=arguments, environment=environment).wait(timeout_s)
+
+    def check_went_well(self, outcome: Outcome, answer: str) -> None:
+        """It ended with this answer, and complained of nothing; nor did the server answer anything with an error."""
+        said = f"{outcome}\n{self.summary()}"
+        assert outcome.status == 0, said
+        assert answer in self.client.answer(outcome), said
+        assert self.client.complaints(outcome) == [], said
+        assert [exchange.status for exchange in self.generations if exchange.status >= 400] == [], said
+
+    def check_cached(self, exchange: Exchange, at_least: float, what: str) -> None:
+        """The share of the request's prompt that came from the cache; goes to the report."""
+        usage = exchange.usage
+        assert usage is not None, exchange
+        self._shares.append(Share(what, usage.cached_share, at_least))
+        assert usage.cached_share >= at_least, f"{what}: {usage}"
+
+    def check_turns_cached(self, at_least: float = 0.97, *, exchanges: Sequence[Exchange] | None = None) -> None:
+        """Each of these requests (all by default) found the one before it in the cache; the last one goes to the report."""
+        chosen = self.generations if exchanges is None else exchanges
+        for exchange in chosen[1:-1]:
+            usage = exchange.usage
+            assert usage is not None
+            assert usage.cached_share >= at_least, f"{usage}\n{self.summary()}"
+        self.check_cached(chosen[-1], at_least, "last turn")
+
+    def summary(self) -> str:
+        """All requests, a line each, for messages of failed checks."""
+        rows = []
+        for exchange in self.recorder.exchanges:
+            usage = exchange.usage if exchange.is_generation else None
+            rows.append(f"{exchange.method} {exchange.path} {exchange.status} {usage or ''} {exchange.calls}")
+        return "\n".join(rows)
+
+    def row(self, scenario: str, outcome: str) -> Row:
+        used: list[Usage] = [usage for exchange in self.generations if (usage := exchange.usage) is not None]
+        shares = self._shares or ([Share("last turn", used[-1].cached_share, None)] if used else [])
+        return Row(
+            client=f"{self.client.name} {self.client.version}",
+            scenario=f"{scenario} ({self.model.name})",
+            outcome=outcome,
+            turns=len(self.generations),
+            calls=sum(len(exchange.calls) for exchange in self.generations),
+            prompt_tokens=used[-1].prompt_tokens if used else 0,
+            shares=tuple(shares),
+        )
