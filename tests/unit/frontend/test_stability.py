@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.settings import FrontendSettings
-from kvbus_protocols.conversation import Conversation, ImagePart, Part, TextPart, Turn
+from kvbus_protocols.conversation import CacheBreakpoint, Conversation, ImagePart, Part, TextPart, Turn
 from kvbus_protocols.generation import GenerationRequest
 
 BILLING_BLOCKS = [
@@ -128,6 +129,47 @@ def test_openclaw_sessions_have_one_prompt() -> None:
 def test_only_the_first_user_turn_is_searched_for_a_runtime_line() -> None:
     turns = (USER, user(RUNTIME.format(session="s", id="i")))
     assert stabilised(*turns) == turns
+
+
+ENVIRONMENT = system("# Environment", "Today's date is 2026-11-29.")
+NOTED = user(
+    "<system-reminder>", "# Environment", "Today's date is 2026-11-29.", "</system-reminder>", "Rename the function."
+)
+
+
+def from_claude(*turns: Turn, harness: str = "claude-code", points: tuple[CacheBreakpoint, ...] = ()) -> Conversation:
+    return msgspec.structs.replace(conversation(*turns), harness=harness, breakpoints=points)
+
+
+def test_the_environment_comes_before_the_question_that_only_one_session_has() -> None:
+    points = tuple(CacheBreakpoint(turn, 300.0) for turn in (0, 2, 4))
+    given = from_claude(system(AGENT), USER, ENVIRONMENT, Turn("assistant", ()), user("more"), points=points)
+    found = Stability.of(FrontendSettings()).stabilised(given)
+    assert found.turns == (system(AGENT), NOTED, Turn("assistant", ()), user("more"))
+    assert [point.turn for point in found.breakpoints] == [0, 1, 3]
+    alone = from_claude(USER, ENVIRONMENT)
+    assert Stability.of(FrontendSettings()).stabilised(alone).turns == (NOTED,)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        from_claude(system(AGENT), USER, ENVIRONMENT, harness="openclaw"),
+        from_claude(system(AGENT), USER, Turn("assistant", ()), ENVIRONMENT),
+        from_claude(system(AGENT), USER, Turn("assistant", ()), user("more"), ENVIRONMENT),
+        from_claude(system(AGENT)),
+        from_claude(),
+    ],
+    ids=["another client", "behind an answer", "behind a later question", "no question", "nothing"],
+)
+def test_other_system_messages_stay_where_they_are(given: Conversation) -> None:
+    assert Stability.of(FrontendSettings()).stabilised(given) is given
+
+
+def test_the_environment_stays_in_its_place_when_asked_to() -> None:
+    given = from_claude(system(AGENT), USER, ENVIRONMENT)
+    kept = FrontendSettings(keep_volatile="claude-environment")
+    assert Stability.of(kept).stabilised(given) is given
 
 
 def test_each_rule_can_be_switched_off_by_its_name() -> None:

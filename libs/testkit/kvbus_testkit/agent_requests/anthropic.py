@@ -218,7 +218,7 @@ def openclaw(*history: Body, question: str = "run echo hello") -> Body:
     """Ends with a message of internal context that is gone from its place in the next request, so two messages of the user may
     follow each other. Ids lose all but letters and digits."""
     internal = (
-        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n" + prose("internal", 900) + "\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n" + prose("internal", 300) + "\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
     )
     tools = [
         _tool(name, 800)

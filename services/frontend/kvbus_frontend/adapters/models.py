@@ -112,7 +112,8 @@ def load_text_side(data: bytes, name: str) -> TextSide:
         tool=formats.tool, reasoning=formats.reasoning
     )  # loads the formats, 0.2 s, here and not in the first request
     end_token_ids = () if eos is None else (eos,)
-    limits, traits, efforts = limits_of(template), traits_of(template), efforts_of(template)
+    traits, efforts = traits_of(template), efforts_of(template)
+    limits = limits_of(template, style_of(traits, formats))
     text = TextSide(tokenizer, template, generation, end_token_ids, formats, limits, traits, efforts)
     _return_freed_memory()
     return text

@@ -9,6 +9,7 @@ import msgspec
 
 from kvbus_frontend.core.formats import Formats
 from kvbus_frontend.core.template_traits import TemplateTraits
+from kvbus_frontend.core.written_calls import plain_id
 from kvbus_parsers.names import reasoning_format, tool_format
 from kvbus_protocols.conversation import Conversation, ToolCallPart
 
@@ -49,7 +50,10 @@ class MessageStyle(msgspec.Struct, frozen=True):
         if self.numbered_calls and not _KIMI_ID.fullmatch(call_id):
             return f"functions.{name}:{number}"
         if self.traits.short_ids and not _SHORT_ID.fullmatch(call_id):
-            return blake2b((call_id or f"{name}:{number}").encode(errors="surrogatepass")).hexdigest()[:9]
+            plain = (
+                plain_id(call_id) or f"{name}:{number}"
+            )  # clients drop all but letters and digits, from some turn on
+            return blake2b(plain.encode(errors="surrogatepass")).hexdigest()[:9]
         return call_id
 
 

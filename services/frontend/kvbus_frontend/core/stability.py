@@ -1,7 +1,9 @@
-"""Prompt stability: what varies per session or turn and carries no meaning for the model goes before tokenising.
+"""Prompt stability: what varies per session or turn and carries no meaning for the model goes before tokenising, and what sessions
+share comes before what they do not.
 
 A prefix cache knows a prompt from its first token on, so one changing line at the top costs the whole prompt. Harnesses put
 such lines there: Claude Code opens its system prompt with a billing block that differs per session, in some versions per request.
+It also describes the environment, a fifth of its prompt and the same for all sessions in a directory, behind the first question.
 """
 
 import re
@@ -10,7 +12,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from kvbus_protocols.conversation import Conversation, Part, TextPart, Turn
+from kvbus_frontend.core.template_limits import as_note
+from kvbus_protocols.conversation import CacheBreakpoint, Conversation, Part, TextPart, Turn
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -47,6 +50,10 @@ RULES = (
         replacement=r"\1",
     ),
 )
+ENVIRONMENT_FIRST = "claude-environment"
+"""The one rule that moves text, by `_environment_first`."""
+
+RULE_NAMES = (*(rule.name for rule in RULES), ENVIRONMENT_FIRST)
 """Each can be switched off by its name."""
 
 
@@ -58,61 +65,104 @@ class StabilitySettings(Protocol):
     def keep_volatile(self) -> str: ...
 
 
+class Change(msgspec.Struct, frozen=True):
+    """What a rule made of the text of a part; ``after``: "" for one that went as a whole."""
+
+    rule: str
+    before: str
+    after: str
+
+
 class Stability:
     """The rules in force."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], *, environment_first: bool) -> None:
         self._rules = tuple(rules)
+        self._environment_first = environment_first
 
     @classmethod
     def of(cls, settings: StabilitySettings) -> "Stability":
         """Raise ValueError for the name of a rule that does not exist."""
         kept = {name.strip() for name in settings.keep_volatile.split(",") if name.strip()}
-        unknown = kept - {rule.name for rule in RULES}
+        unknown = kept.difference(RULE_NAMES)
         if unknown:
-            known = ", ".join(rule.name for rule in RULES)
-            raise ValueError(f"keep_volatile names {sorted(unknown)}; there are: {known}")
+            raise ValueError(f"keep_volatile names {sorted(unknown)}; there are: {', '.join(RULE_NAMES)}")
         if not settings.strip_anthropic_preamble:
             kept.add("anthropic-preamble")
-        return cls([rule for rule in RULES if rule.name not in kept])
+        rules = [rule for rule in RULES if rule.name not in kept]
+        return cls(rules, environment_first=ENVIRONMENT_FIRST not in kept)
 
     def stabilised(self, conversation: Conversation) -> Conversation:
         """The same object when nothing had to go."""
         turns = conversation.turns
         for rule in self._rules:
-            turns = _without(turns, rule)
-        return conversation if turns is conversation.turns else msgspec.structs.replace(conversation, turns=turns)
+            turns, _ = _without(turns, rule)
+        if turns is not conversation.turns:
+            conversation = msgspec.structs.replace(conversation, turns=turns)
+        return _environment_first(conversation) if self._environment_first else conversation
+
+    def changes(self, conversation: Conversation) -> list[Change]:
+        """What `stabilised` does to texts, in order; one that only moves is the same before and after."""
+        turns, all_changes = conversation.turns, list[Change]()
+        for rule in self._rules:
+            turns, changes = _without(turns, rule)
+            all_changes += changes
+        conversation = msgspec.structs.replace(conversation, turns=turns)
+        if self._environment_first and (moved := _environment_first(conversation)) is not conversation:
+            stays = {id(turn) for turn in moved.turns}
+            gone = next(turn for turn in turns if turn.role == "system" and id(turn) not in stays)
+            texts = [part.text for part in gone.parts if isinstance(part, TextPart)]
+            all_changes += [Change(ENVIRONMENT_FIRST, text, text) for text in texts]
+        return all_changes
 
 
-def _without(turns: tuple[Turn, ...], rule: Rule) -> tuple[Turn, ...]:
+def _environment_first(conversation: Conversation) -> Conversation:
+    """Claude Code's system message right behind the first question, put before it, as a note at the head of the user's message.
+
+    That is where Claude Code itself puts it for models that take no system messages. The model answers to both in any case, and
+    every later request of the session has it there as well."""
+    turns = conversation.turns
+    first = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    if conversation.harness != "claude-code" or [turn.role for turn in turns[first : first + 2]] != ["user", "system"]:
+        return conversation
+    question, environment = turns[first : first + 2]
+    question = msgspec.structs.replace(question, parts=(*as_note(environment.parts), *question.parts))
+    points = conversation.breakpoints
+    return msgspec.structs.replace(
+        conversation,
+        turns=(*turns[:first], question, *turns[first + 2 :]),
+        breakpoints=tuple(CacheBreakpoint(point.turn - (point.turn > first), point.ttl_s) for point in points),
+    )
+
+
+def _without(turns: tuple[Turn, ...], rule: Rule) -> tuple[tuple[Turn, ...], list[Change]]:
+    """The same object when nothing was found."""
     seen = 0
-    changed: list[Turn] | None = None
-    for i, turn in enumerate(turns):
-        if turn.role != rule.role:
-            continue
-        seen += 1
-        if seen > rule.turns:
-            break
-        parts = _stripped(turn.parts, rule)
-        if parts is not turn.parts:
-            changed = list(turns) if changed is None else changed
-            changed[i] = msgspec.structs.replace(turn, parts=parts)
-    if changed is None:
-        return turns
-    return tuple(turn for turn in changed if turn.parts or turn.role != "system")
+    changed: list[Turn] = []
+    changes: list[Change] = []
+    for turn in turns:
+        seen += turn.role == rule.role
+        if turn.role == rule.role and seen <= rule.turns and (found := _found(turn.parts, rule)):
+            turn = msgspec.structs.replace(turn, parts=_stripped(turn.parts, found))
+            changes += found.values()
+        changed.append(turn)
+    if not changes:
+        return turns, []
+    return tuple(turn for turn in changed if turn.parts or turn.role != "system"), changes
 
 
-def _stripped(parts: tuple[Part, ...], rule: Rule) -> tuple[Part, ...]:
-    """The same object when nothing was found; a part of which nothing is left goes."""
-    kept: list[Part] = []
-    found = False
-    for part in parts:
+def _found(parts: tuple[Part, ...], rule: Rule) -> dict[int, Change]:
+    """By the part's index."""
+    found: dict[int, Change] = {}
+    for i, part in enumerate(parts):
         if isinstance(part, TextPart) and rule.needle in part.text:
             text = rule.pattern.sub(rule.replacement, part.text)
             if text != part.text:
-                found = True
-                if text:
-                    kept.append(TextPart(text))
-                continue
-        kept.append(part)
-    return tuple(kept) if found else parts
+                found[i] = Change(rule.name, part.text, text)
+    return found
+
+
+def _stripped(parts: tuple[Part, ...], found: dict[int, Change]) -> tuple[Part, ...]:
+    """A part of which nothing is left goes."""
+    changed = (TextPart(found[i].after) if i in found else part for i, part in enumerate(parts))
+    return tuple(part for i, part in enumerate(changed) if i not in found or found[i].after)

@@ -17,6 +17,7 @@ from kvbus_frontend.core.template_traits import traits_of
 from kvbus_protocols.conversation import (
     Conversation,
     ImagePart,
+    Part,
     ReasoningPart,
     TextPart,
     ToolCallPart,
@@ -151,5 +152,9 @@ def _joined(first: Turn, second: Turn) -> Turn:
 
 
 def _as_user(turn: Turn) -> Turn:
-    """Marked as what it is."""
-    return Turn("user", (TextPart(NOTE), *turn.parts, TextPart(NOTE_ENDS)), turn.name)
+    return Turn("user", as_note(turn.parts), turn.name)
+
+
+def as_note(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Within a message of the user, and marked as what it is."""
+    return (TextPart(NOTE), *parts, TextPart(NOTE_ENDS))
