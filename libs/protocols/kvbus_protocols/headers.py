@@ -18,6 +18,9 @@ MAX_CHARS = 256
 UNSET_RANK = 2**32 - 1
 """A prefill rank that says "none"."""
 
+TURN_METADATA = "x-codex-turn-metadata"
+"""JSON about the request, in a header or in the body's ``client_metadata``."""
+
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}\Z")
 _USER_AGENTS = (
     ("claude-cli/", "claude-code"),
@@ -31,7 +34,7 @@ _USER_AGENTS = (
 )
 _MARKS = (
     ("x-claude-code-session-id", "claude-code"),
-    ("x-codex-turn-metadata", "codex"),
+    (TURN_METADATA, "codex"),
     ("x-codex-window-id", "codex"),
     ("x-session-affinity", "opencode"),
 )
@@ -40,7 +43,8 @@ _MARKS = (
 class HeaderExtensions(msgspec.Struct, frozen=True, kw_only=True):
     """``session``: named by the general header, ``harness_session``: by a header that an agent sends anyway.
 
-    ``compaction``: the request condenses the session's history. ``request_id``: the client's own, for logs.
+    ``compaction``: whether the request condenses the session's history; None where the client does not say.
+    ``request_id``: the client's own, for logs.
     ``harness``: the client program (claude-code, codex, opencode, qwen-code, openclaw, pi, aider), "" when nothing tells.
     """
 
@@ -54,7 +58,7 @@ class HeaderExtensions(msgspec.Struct, frozen=True, kw_only=True):
     session: Session | None = None
     harness_session: Session | None = None
     session_final: bool | None = None
-    compaction: bool = False
+    compaction: bool | None = None
     request_id: str | None = None
     harness: str = ""
 
@@ -81,7 +85,7 @@ def read_headers(headers: Mapping[str, str]) -> HeaderExtensions:
         session=_session(text("x-dynamo-session-id"), text("x-dynamo-parent-session-id")),
         harness_session=_harness_session(text),
         session_final=_flag(given.get("x-dynamo-session-final")),
-        compaction=_is_compaction(given.get("x-codex-turn-metadata")),
+        compaction=condenses(given.get(TURN_METADATA)),
         request_id=text("x-request-id"),
         harness=_harness(given),
     )
@@ -162,12 +166,15 @@ def _harness_session(text: Callable[..., str | None]) -> Session | None:
     return _session(text("x-session-id", "x-session-affinity"), text("x-parent-session-id"))
 
 
-def _is_compaction(turn_metadata: str | None) -> bool:
+def condenses(turn_metadata: str | None) -> bool | None:
+    """Whether a request that Codex describes so condenses a history; None when it does not say."""
     try:
-        metadata = msgspec.json.decode(turn_metadata or "{}")
+        metadata = msgspec.json.decode(turn_metadata or "null")
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):  # a header may hold bytes that are no UTF-8
-        return False
-    return isinstance(metadata, dict) and metadata.get("request_kind") == "compaction"
+        return None
+    if not isinstance(metadata, dict) or "request_kind" not in metadata:
+        return None
+    return bool(metadata["request_kind"] == "compaction")
 
 
 def _harness(given: Mapping[str, str]) -> str:

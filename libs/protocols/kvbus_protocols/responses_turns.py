@@ -27,6 +27,9 @@ SUMMARY_INTRODUCTION = (
     "This is a summary of the conversation so far; the conversation itself is no longer available.\n\n"
 )
 TOOLS_INTRODUCTION = "More tools are available from here on:\n"
+NAMES: Mapping[str, str] = {"tool_search_call": SEARCH, "local_shell_call": "local_shell"}
+"""What the model calls the tools whose calls have no name."""
+
 NO_TOOLS_FOUND = "No tools found."
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -56,7 +59,7 @@ def responses_conversation(
     """
     creating = request if isinstance(request, ResponsesRequest) else ResponsesRequest(model=request.model)
     toolbox = Toolbox()
-    toolbox.add(creating.typed_tools(), "tools")
+    toolbox.add(request.typed_tools(), "tools")
     turns = _Turns(toolbox, unseal or Unseal())
     if request.instructions:
         turns.add("system", [TextPart(request.instructions)])
@@ -114,7 +117,7 @@ class _Turns:
                 self._message(item, where)
             case "reasoning":
                 self._reasoning(item)
-            case "function_call" | "custom_tool_call" | "tool_search_call":
+            case "function_call" | "custom_tool_call" | "tool_search_call" | "local_shell_call":
                 self.add("assistant", [self._call(item, where)])
             case "function_call_output" | "custom_tool_call_output":
                 self.add("tool", [self._result(item, content_parts(item.output, f"{where}.output"), where)])
@@ -155,18 +158,17 @@ class _Turns:
             self.add("assistant", [ReasoningPart(text)])
 
     def _call(self, item: Item, where: str) -> ToolCallPart:
-        search = item.kind == "tool_search_call"
-        name = SEARCH if search else item.name
+        name = NAMES.get(item.kind) or item.name
         if not name:
             raise missing(f"{where}.name")
-        if not item.call_id and not search:
+        if not item.call_id and item.kind != "tool_search_call":
             raise missing(f"{where}.call_id")
         call_id = item.call_id or ""
         self._calls.add(call_id)
         name = self._toolbox.name_of(item.namespace, name)
         if item.kind == "custom_tool_call":
             return ToolCallPart(call_id, name, item.input or "", custom=True)
-        arguments = item.arguments or ""
+        arguments = (item.action if item.kind == "local_shell_call" else item.arguments) or ""
         if not isinstance(arguments, str):
             arguments = msgspec.json.encode(arguments).decode()
         return ToolCallPart(call_id, name, arguments)

@@ -158,4 +158,10 @@ def test_the_harness_is_known_by_its_headers(headers: dict[str, str], harness: s
 def test_a_compaction_and_the_clients_own_request_id_are_read() -> None:
     headers = read_headers({"x-codex-turn-metadata": '{"request_kind":"compaction"}', "X-Request-Id": " r1 "})
     assert (headers.compaction, headers.request_id) == (True, "r1")
-    assert not read_headers({"x-codex-turn-metadata": '{"request_kind":"turn"}'}).compaction
+    assert read_headers({"x-codex-turn-metadata": '{"request_kind":"turn"}'}).compaction is False
+
+
+@pytest.mark.parametrize("metadata", ["", "{", "[]", "{}", "null", '"compaction"'])
+def test_metadata_that_name_no_kind_of_request_say_nothing(metadata: str) -> None:
+    assert read_headers({"x-codex-turn-metadata": metadata}).compaction is None
+    assert read_headers({}).compaction is None

@@ -114,3 +114,18 @@ def test_compacting_needs_a_model_and_something_to_compact() -> None:
     with pytest.raises(InvalidRequest) as empty:
         decoder.decode(b'{"model": "m", "input": []}').check()
     assert empty.value.param == "input"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        ({"x-codex-turn-metadata": '{"request_kind":"turn"}', "session_id": "s"}, '{"request_kind":"turn"}'),
+        ({"x-codex-turn-metadata": {"request_kind": "turn"}}, None),
+        ({}, None),
+        (["x"], None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_what_a_client_says_besides_is_taken_whatever_it_is(metadata: Any, found: str | None) -> None:
+    assert decoded(client_metadata=metadata).turn_metadata == found

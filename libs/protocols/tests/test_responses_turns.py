@@ -194,6 +194,16 @@ def test_a_custom_call_and_its_output_are_free_text() -> None:
     assert found.callees == {"apply_patch": Callee("apply_patch", kind="custom")}
 
 
+def test_a_shell_call_of_an_older_model_is_a_call_with_its_action_as_arguments() -> None:
+    action = {"type": "exec", "command": ["echo", "hi"]}
+    items = [{"type": "local_shell_call", "call_id": "c", "id": "lsh_1", "action": action}, result("hi")]
+    assert turns(items) == (
+        Turn("assistant", (ToolCallPart("c", "local_shell", '{"type":"exec","command":["echo","hi"]}'),)),
+        Turn("tool", (ToolResultPart("c", (TextPart("hi"),)),)),
+    )
+    assert refused([{**items[0], "call_id": None}]).param == "input[0].call_id"
+
+
 def test_tools_of_a_namespace_go_by_their_bare_names_and_calls_find_them_again() -> None:
     tools = [{"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]}, ECHO]
     found = responses_conversation(request([call(name="spawn", namespace="agents")], tools=tools))

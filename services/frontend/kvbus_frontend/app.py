@@ -118,7 +118,8 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
 
 async def _responses_flow(service: Service, settings: FrontendSettings, api: Api, flow: ChatFlow) -> ResponsesFlow:
     store = ResponseStore(service.bus, settings, service.metrics, service.log)
-    return ResponsesFlow(api, flow, store, await cluster_sealer(service.bus, settings.response_seal_key))
+    sealer = await cluster_sealer(service.bus, settings.response_seal_key)
+    return ResponsesFlow(api, flow, store, sealer, service.metrics)
 
 
 def _responses_routes(

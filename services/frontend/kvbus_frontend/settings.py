@@ -49,6 +49,9 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     max_models: Annotated[int, Flag("most models loaded at a time")] = 64
     absent_model_s: Annotated[float, Flag("a model that has lost its last worker gets 503 this long, then 404")] = 600.0
 
+    session_tools_bytes: Annotated[
+        int, Flag("memory for the tools of sessions, for requests that condense a history and leave them out")
+    ] = 16 << 20
     compaction_max_tokens: Annotated[int, Flag("longest summary of a compacted conversation, in tokens")] = 8192
     response_ttl_s: Annotated[float, Flag("how long stored responses are kept")] = 7 * 86_400.0
     response_store_bytes: Annotated[
@@ -120,7 +123,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be positive")
         for name in (
             "route_retries", "migration_limit", "inline_prompt_bytes", "prompt_cache_bytes", "written_calls_bytes",
-            "max_written_calls", "written_calls_ttl_s", "max_output_tokens",
+            "max_written_calls", "written_calls_ttl_s", "session_tools_bytes", "max_output_tokens",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")

@@ -32,7 +32,8 @@ class ItemContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """Any item; ``type`` may be missing for a message. ``arguments``: JSON text, for a tool_search_call an object."""
+    """Any item; ``type`` may be missing for a message. ``arguments``: JSON text, for a tool_search_call an object; a local_shell_call
+    has an ``action`` instead."""
 
     type: str | None = None
     id: str | None = None
@@ -42,6 +43,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None = None
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
+    action: dict[str, Any] | None = None
     input: str | None = None
     output: str | list[ItemContent] | None = None
     summary: list[ItemContent] | None = None

@@ -12,6 +12,7 @@ from msgspec import Meta
 from kvbus_protocols.decoding import converted
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.generation import GenerationRequest
+from kvbus_protocols.headers import TURN_METADATA
 from kvbus_protocols.responses.items import Item
 from kvbus_protocols.responses.tools import Tool, ToolSelection, check_selection, selection_of
 
@@ -45,12 +46,14 @@ class TextWish(msgspec.Struct, frozen=True):
 
 
 class ConversationRequest(GenerationRequest, frozen=True, kw_only=True):
-    """What creating and compacting have in common. ``input``: text, or items."""
+    """What creating and compacting have in common. ``input``: text, or items; ``client_metadata``: what Codex says besides."""
 
     input: str | list[dict[str, Any]] | None = None
     previous_response_id: str | None = None
     instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
     prompt_cache_key: str | None = None
+    client_metadata: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -59,6 +62,16 @@ class ConversationRequest(GenerationRequest, frozen=True, kw_only=True):
         if isinstance(self.input, str):
             return [{"type": "message", "role": "user", "content": self.input}]
         return self.input or []
+
+    @property
+    def turn_metadata(self) -> str | None:
+        """Of this request, also where the headers are those of a connection that carries many."""
+        metadata = self.client_metadata
+        found = metadata.get(TURN_METADATA) if isinstance(metadata, dict) else None
+        return found if isinstance(found, str) else None
+
+    def typed_tools(self) -> list[Tool]:
+        return [converted(tool, Tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
 
     def check_input(self) -> None:
         """Raise InvalidRequest when there is no input, or fields of items have the wrong type."""
@@ -79,7 +92,6 @@ class ResponsesRequest(ConversationRequest, frozen=True, kw_only=True):
 
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextWish | None = None
@@ -120,9 +132,6 @@ class ResponsesRequest(ConversationRequest, frozen=True, kw_only=True):
     def wants_encrypted_reasoning(self) -> bool:
         """Asked for; and when nothing is stored, the thoughts of a turn live on in what the client keeps only."""
         return self.includes(INCLUDE_ENCRYPTED_REASONING) or not self.wants_store
-
-    def typed_tools(self) -> list[Tool]:
-        return [converted(tool, Tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
 
     def selection(self) -> ToolSelection:
         return selection_of(self.tool_choice)

@@ -191,7 +191,7 @@ def opencode_title() -> Request:
 
 
 def internal_context(number: int) -> str:
-    return INTERNAL.format(f"Request {number}. " + prose("openclaw internal", 900))
+    return INTERNAL.format(f"Request {number}. " + prose("openclaw internal", 400))
 
 
 def plain(call_id: str) -> str:

@@ -33,7 +33,7 @@ class ResponsesHandler:
             headers = read_headers(http_request.headers)
             request = with_headers(self._decoder.decode(body), headers)
             ticket.model = request.model[:MAX_NAME_IN_LOG]
-            creation = await self._flow.create(ticket, request, size_bytes=len(body), harness=headers.harness)
+            creation = await self._flow.create(ticket, request, size_bytes=len(body), headers=headers)
             if request.background:
                 queued = await self._background.begin(ticket, creation, admission)
                 return await self._followed(http_request, queued) if request.stream else _json(queued, ticket)

@@ -34,8 +34,9 @@ class CompactionHandler:
             request = with_headers(self._decoder.decode(body), headers)
             request.check()
             items = await self._flow.items(response_id, request)
+            told = msgspec.structs.replace(headers, compaction=True)
             conversation = summarising(
-                self._flow.conversation(request, items).conversation,
+                self._flow.conversation(self._flow.with_session_tools(request, told), items).conversation,
                 max_tokens=self._api.settings.compaction_max_tokens,
             )
             conversation = msgspec.structs.replace(conversation, harness=headers.harness)

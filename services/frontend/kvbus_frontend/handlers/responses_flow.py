@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -12,19 +13,24 @@ from kvbus_frontend.core.compaction import PURPOSE as COMPACTION
 from kvbus_frontend.core.response_echo import blank_response
 from kvbus_frontend.core.response_ids import id_root, is_response_id, response_of
 from kvbus_frontend.core.responses_output import ResponsesOutput, ResponseStyle
+from kvbus_frontend.core.sampling import salt_of, session_of
 from kvbus_frontend.core.sealing import Sealer
+from kvbus_frontend.core.session_tools import SessionKey, SessionTools
 from kvbus_frontend.core.stored_responses import Item, StoredResponse, references, resolved, with_ids
 from kvbus_frontend.core.truncation import Droppable, prompt_room
 from kvbus_frontend.handlers.api import Api, Ticket
 from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow
 from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.errors import ContextOverflow, InvalidRequest
+from kvbus_protocols.headers import HeaderExtensions, condenses
 from kvbus_protocols.responses.request import ConversationRequest, ResponsesRequest
 from kvbus_protocols.responses.response import Response, Status
 from kvbus_protocols.responses_turns import ResponsesConversation, Unseal, responses_conversation
+from kvbus_runtime.metrics import Metrics
 
 REASONING = "reasoning"
 
+C = TypeVar("C", bound=ConversationRequest)
 Recall = Callable[[str], StoredResponse | None]
 
 
@@ -71,7 +77,7 @@ class Creation(msgspec.Struct, frozen=True):
 
 
 class ResponsesFlow:
-    def __init__(self, api: Api, flow: ChatFlow, store: ResponseStore, sealer: Sealer) -> None:
+    def __init__(self, api: Api, flow: ChatFlow, store: ResponseStore, sealer: Sealer, metrics: Metrics) -> None:
         self._api = api
         self._flow = flow
         self._sealer = sealer
@@ -80,6 +86,11 @@ class ResponsesFlow:
             compaction=lambda sealed: sealer.open(COMPACTION, sealed),
         )
         self.store = store
+        self._tools = SessionTools(api.settings.session_tools_bytes)
+        self._tools_bytes = metrics.gauge("session_tools_bytes", "memory of the tools kept per session")
+        self._restored = metrics.counter(
+            "compactions_without_tools", "requests that condense a history, by where their tools come from", ("tools",)
+        )
 
     async def create(
         self,
@@ -87,14 +98,14 @@ class ResponsesFlow:
         request: ResponsesRequest,
         *,
         size_bytes: int,
-        harness: str = "",
+        headers: HeaderExtensions,
         recall: Recall = nothing_recalled,
     ) -> Creation:
         """All that comes before the first step. ``recall``: looks for responses that are not stored. Raise ApiError."""
         request.check()
         items = await self.items(ticket.request_id, request, recall)
-        made = self.conversation(request, items)
-        conversation = msgspec.structs.replace(made.conversation, harness=harness)
+        made = self.conversation(self.with_session_tools(request, headers), items)
+        conversation = msgspec.structs.replace(made.conversation, harness=headers.harness)
         if request.generate is False:
             # What follows begins like this prompt, so that is what a worker is to have computed.
             only_prompt = msgspec.structs.replace(request, max_output_tokens=1)
@@ -153,6 +164,27 @@ class ResponsesFlow:
         """Raise InvalidRequest."""
         request = msgspec.structs.replace(request, input=items.input)
         return responses_conversation(request, items.earlier, self._unseal)
+
+    def with_session_tools(self, request: C, headers: HeaderExtensions) -> C:
+        """A request that condenses a session's history and brings no tools gets those of the request before it, so that its prompt
+        begins as that one's; none of them may be called. Of clients that say when they condense, the tools are kept."""
+        stated = condenses(request.turn_metadata)
+        condensing = headers.compaction if stated is None else stated
+        session = session_of(request)
+        if condensing is None or session is None:
+            return request
+        key = SessionKey(salt_of(request), request.model, session.id)
+        if request.tools:
+            self._tools.note(key, request.tools)
+            self._tools_bytes.set(self._tools.size_bytes)
+        if request.tools or not condensing:
+            return request
+        found = self._tools.find(key)
+        self._restored.labels("missing" if found is None else "restored").inc()
+        if found is None:
+            return request
+        kept = msgspec.structs.replace(request, tools=found)
+        return msgspec.structs.replace(kept, tool_choice="none") if isinstance(kept, ResponsesRequest) else kept
 
     # beginning
 

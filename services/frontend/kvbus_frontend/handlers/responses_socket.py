@@ -128,7 +128,7 @@ class _Connection:
                 ticket,
                 request,
                 size_bytes=len(frame),
-                harness=self._headers.harness,
+                headers=self._headers,
                 recall=lambda response_id: last if last is not None and last.id == response_id else None,
             )
             await self._flow.stream(ticket, creation, self._sink)
