@@ -1,5 +1,5 @@
 # make up      start the whole system (ARGS="--http-port 9000 --engine mock": arguments of `kvbus up`)
-# make test    make check, then all tests (PYTEST_ARGS="-k router")
+# make test    make check, then all tests, JOBS=3 at a time, 0: in one process (PYTEST_ARGS="-k router")
 # make check   formatting, lint, types, import rules
 # make fmt     format, and fix what can be fixed
 # make agents   real coding agents against the whole system (CLIENTS="claude-code codex"; needs npm)
@@ -13,6 +13,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= 3
 CLIENTS ?=
 export VENV PYTHON TORCH
 
@@ -40,7 +41,7 @@ check: dev-env
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 fmt: dev-env
 	$(BIN)/ruff format .
