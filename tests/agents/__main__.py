@@ -1,6 +1,8 @@
 """`make agents`: install the pinned clients, then run the tests where nothing but loopback can be reached.
 
-    python -m tests.agents [CLIENT ...]     a client is what its test file is named after: test_claude_code.py, claude-code
+    python -m tests.agents [CLIENT ...] [OPTION OF PYTEST ...]
+
+A client is what its test files are named after: test_claude_code.py and test_claude_code_faults.py, claude-code.
 
 The last line says how many scenarios passed, failed and were skipped; the exit status is 1 when one failed.
 """
@@ -9,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -41,17 +44,25 @@ class Counts:
         return f"{outcomes.count('passed')} passed, {failed} failed, {outcomes.count('skipped')} skipped"
 
 
-def known_clients() -> dict[str, Path]:
-    files = sorted(HERE.glob("test_*.py"))
-    return {file.stem.removeprefix("test_").replace("_", "-"): file for file in files}
+def known_clients() -> dict[str, list[Path]]:
+    """The test files of each client. test_a_b.py is one of client `a` when there is a test_a.py."""
+    files = {file.stem: file for file in sorted(HERE.glob("test_*.py"))}
+    firsts = [stem for stem in files if not any(stem.startswith(f"{other}_") for other in files)]
+    return {
+        first.removeprefix("test_").replace("_", "-"): [
+            file for stem, file in files.items() if stem == first or stem.startswith(f"{first}_")
+        ]
+        for first in firsts
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == [_INSIDE]:
         return _run_inside(arguments[1:])
     known = known_clients()
-    options = [argument for argument in arguments if argument.startswith("-")]
-    clients = [argument for argument in arguments if not argument.startswith("-")] or list(known)
+    clients = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+    options = arguments[len(clients) :]
+    clients = clients or list(known)
     if unknown := [client for client in clients if client not in known]:
         print(f"no tests of {', '.join(unknown)}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
@@ -69,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         "tests.agents",
         _INSIDE,
         *options,
-        *(str(known[name]) for name in clients),
+        *(str(file) for name in clients for file in known[name]),
     ]
     return subprocess.run(command, check=False).returncode
 

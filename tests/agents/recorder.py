@@ -1,12 +1,13 @@
-"""A reverse proxy between a client and the frontend that keeps what passes, and can cut a connection."""
+"""A reverse proxy between a client and the frontend that keeps what passes, and can do what only one in front of a server can: cut
+a connection, or answer in the server's place."""
 
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -21,13 +22,23 @@ _HOP_BY_HOP = frozenset(
 _MAX_BODY_BYTES = 256 << 20
 
 
+class _Cut(NamedTuple):
+    after_chunks: int
+
+
+class _Refusal(NamedTuple):
+    status: int
+    body: Mapping[str, Any]
+    headers: Mapping[str, str]
+
+
 class Recorder:
     """A context manager. ``url`` leads to ``target``; `exchanges` are in the order in which requests came."""
 
     def __init__(self, target: str) -> None:
         self._target = target
         self._exchanges: list[Exchange] = []
-        self._cuts: list[int] = []
+        self._faults: list[_Cut | _Refusal] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="recorder", daemon=True)
         self._runner: web.AppRunner | None = None
@@ -48,7 +59,11 @@ class Recorder:
 
     def cut_next(self, after_chunks: int) -> None:
         """Break the client's connection once so many pieces of its next generation's answer have passed."""
-        self._cuts.append(after_chunks)
+        self._faults.append(_Cut(after_chunks))
+
+    def refuse_next(self, status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
+        """Answer the next generation as a gateway does that is busy itself; it does not get to the server."""
+        self._faults.append(_Refusal(status, body, headers or {}))
 
     def wait_for(self, condition: Callable[[list[Exchange]], bool], what: str, timeout_s: float = 30.0) -> None:
         eventually_sync(lambda: condition(self.generations), timeout_s=timeout_s, what=what)
@@ -86,9 +101,12 @@ class Recorder:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._pass_websocket(request)
         exchange = self._record(request, request.method, await request.read())
-        cut = self._cuts.pop(0) if exchange.is_generation and self._cuts else None
+        fault = self._faults.pop(0) if exchange.is_generation and self._faults else None
         try:
-            return await self._pass(request, exchange, cut)
+            if isinstance(fault, _Refusal):
+                exchange.status = fault.status
+                return web.json_response(fault.body, status=fault.status, headers=fault.headers)
+            return await self._pass(request, exchange, fault.after_chunks if fault is not None else None)
         except (asyncio.CancelledError, ConnectionError):
             exchange.disconnected = True
             raise

@@ -1,6 +1,7 @@
 """One scenario: a client in front of a system that plays a script, and what is noted of it for the report."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from tests.agents.client import RUN_TIMEOUT_S, Client, Outcome, Running, Site, base_environment, make_project
@@ -9,6 +10,7 @@ from tests.agents.model_formats import ModelFormat
 from tests.agents.recorder import Recorder
 from tests.agents.report import Row, Share
 from tests.agents.system import MODEL, Line, System
+from tests.agents.terminal import Terminal
 
 
 class Stage:
@@ -74,6 +76,11 @@ class Stage:
         """Run the client for one user turn, to its end."""
         return self.start(prompt, resume=resume, arguments=arguments, environment=environment).wait(timeout_s)
 
+    def terminal(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Terminal:
+        """Start this command of the client in a terminal."""
+        variables = {**base_environment(self.site), **self.client.environment(self.site), **(environment or {})}
+        return Terminal(command, self.site, variables)
+
     def check_went_well(self, outcome: Outcome, answer: str) -> None:
         """It ended with this answer, and complained of nothing; nor did the server answer anything with an error."""
         said = f"{outcome}\n{self.summary()}"
@@ -90,12 +97,17 @@ class Stage:
         assert usage.cached_share >= at_least, f"{what}: {usage}"
 
     def check_turns_cached(self, at_least: float = 0.97, *, exchanges: Sequence[Exchange] | None = None) -> None:
-        """Each of these requests (all by default) found the one before it in the cache; the last one goes to the report."""
+        """Each of these requests (all by default) found the one before it in the cache; the last one goes to the report.
+
+        ``at_least``: of the request's own prompt. Of the prompt before it 97 % must be found in any case.
+        """
         chosen = self.generations if exchanges is None else exchanges
-        for exchange in chosen[1:-1]:
-            usage = exchange.usage
+        for before, exchange in pairwise(chosen):
+            earlier, usage = before.usage, exchange.usage
+            assert earlier is not None
             assert usage is not None
-            assert usage.cached_share >= at_least, f"{usage}\n{self.summary()}"
+            assert usage.cached_tokens >= 0.97 * earlier.prompt_tokens, f"{usage}\n{self.summary()}"
+            assert usage.cached_share >= at_least or exchange is chosen[-1], f"{usage}\n{self.summary()}"
         self.check_cached(chosen[-1], at_least, "last turn")
 
     def summary(self) -> str:

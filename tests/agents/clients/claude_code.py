@@ -38,9 +38,15 @@ class ClaudeCode(msgspec.Struct, frozen=True):
             "IS_SANDBOX": "1",
         }
 
+    def terminal_command(self) -> list[str]:
+        return [self._binary, "--dangerously-skip-permissions"]
+
+    @property
+    def _binary(self) -> str:
+        return str(folder_of(self.name, self.version) / "node_modules" / ".bin" / "claude")
+
     def command(self, site: Site, prompt: str, *, resume: bool) -> list[str]:
-        claude = folder_of(self.name, self.version) / "node_modules" / ".bin" / "claude"
-        return [str(claude), *(["--continue"] if resume else []), "--dangerously-skip-permissions", "-p", prompt]
+        return [self._binary, *(["--continue"] if resume else []), "--dangerously-skip-permissions", "-p", prompt]
 
     def answer(self, outcome: Outcome) -> str:
         return outcome.stdout.strip()
