@@ -62,6 +62,10 @@ _ANTHROPIC_TYPES = {
     529: "overloaded_error",
 }
 
+TRANSIENT = (429, 503, 529)
+RETRY_AFTER_S = 1.0
+"""Of these where nobody knows better: they always say when, since without it Codex gives up at once on a 429."""
+
 MAX_MESSAGE_CHARS = 1000
 
 
@@ -88,7 +92,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.error_type = error_type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = RETRY_AFTER_S if retry_after_s is None and status in TRANSIENT else retry_after_s
         self._headers = dict(headers or {})
 
     @property

@@ -34,7 +34,7 @@ from kvbus_protocols.messages_blocks import assistant_parts, result_parts, text_
 MAX_BREAKPOINTS = 4
 MIN_THINKING_BUDGET = 1024
 BILLING_MARK = "x-anthropic-billing-header:"
-"""Claude Code begins its system prompt so, whichever program carries the request."""
+"""A block of Claude Code's system prompt begins so, whichever program carries the request."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -277,8 +277,8 @@ def _template_variables(request: MessagesRequest) -> dict[str, Any]:
 
 
 def _has_billing_block(system: str | list[TextParam] | None) -> bool:
-    first = next(iter(_blocks(system or "")), None)
-    return isinstance(first, TextParam) and first.text.lstrip().startswith(BILLING_MARK)
+    texts = (block.text for block in _blocks(system or "") if isinstance(block, TextParam))
+    return any(text.lstrip().startswith(BILLING_MARK) for text in texts)
 
 
 def _with_session(request: MessagesRequest) -> MessagesRequest:

@@ -332,11 +332,12 @@ def test_the_session_in_the_users_id_counts_where_no_other_is_named(
     assert own.session == Session("own")
 
 
-def test_claude_code_is_known_by_the_first_block() -> None:
+def test_claude_code_is_known_by_its_billing_block() -> None:
     billing = text("x-anthropic-billing-header: cc_version=2.1.332.db5; cc_entrypoint=cli;")
     found = conversation(system=[billing, text("You are")])
     assert found.harness == "claude-code"
     assert found.turns[0].parts[0] == TextPart(billing["text"])
+    assert conversation(system=[text("Of a proxy."), billing]).harness == "claude-code"
     assert conversation(system="You are").harness == ""
 
 

@@ -145,4 +145,9 @@ def test_an_error_has_the_shape_and_words_that_clients_look_for() -> None:
 def test_retry_after_is_whole_seconds_rounded_up() -> None:
     assert ApiError(503, "busy", retry_after_s=1.2).headers == {"Retry-After": "2"}
     assert ApiError(503, "busy", retry_after_s=0.0).headers == {"Retry-After": "1"}
+
+
+def test_whoever_is_to_come_back_is_told_when() -> None:
+    assert [ApiError(status, "busy").headers for status in (429, 503, 529)] == [{"Retry-After": "1"}] * 3
+    assert ApiError(500, "broken").headers == ApiError(400, "wrong").headers == {}
     assert ApiError(500, "broken").headers == {}

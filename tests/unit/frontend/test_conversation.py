@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus_frontend.core.conversation import IMAGE, template_messages, template_tools
+from kvbus_frontend.core.conversation import template_messages, template_tools
 from kvbus_frontend.core.formats import Formats
 from kvbus_frontend.core.message_style import MessageStyle, ThinkMarkers, style_of
 from kvbus_frontend.core.template_traits import TemplateTraits
@@ -296,10 +296,13 @@ def test_values_stand_as_they_were_written_where_the_template_goes_through_them(
     assert message["tool_calls"][0]["function"]["arguments"] == {"s": "x", "o": {"n": 1.5}}
 
 
-def test_an_image_is_a_note_in_its_place() -> None:
-    turn = Turn("user", (TextPart("see"), ImagePart("data:image/png;base64,AAAA"), TextPart("this")))
+@pytest.mark.parametrize(
+    ("what", "word"), [("image", "image"), ("image/png", "image"), ("application/pdf", "document")]
+)
+def test_an_image_or_document_is_a_note_in_its_place(what: str, word: str) -> None:
+    turn = Turn("user", (TextPart("see"), ImagePart("data:image/png;base64,AAAA", what), TextPart("this")))
     [message] = template_messages([turn], MessageStyle())
-    assert message["content"] == f"see\n{IMAGE}\nthis"
+    assert message["content"] == f"see\n[{word} omitted: this model reads text only]\nthis"
 
 
 def test_names_of_speakers_are_kept() -> None:

@@ -44,6 +44,8 @@ BILLING_BLOCKS = [
         "cc_version=2.1.42.ddc; cc_entrypoint=sdk-cli; cch=00000;",
         # fields that it may add
         "cc_version=2.1.332.db5; cc_entrypoint=cli; cc_workload=cron; cc_prev_req=req_0; cc_prompt_index=2; cc_turn_index=3;",
+        "cc_version=2.1.332.db5; cc_entrypoint=cli; cc_prompt_id=1; cc_turn_origin=user; cc_gateway=1; cc_project=p; "
+        "cc_project_src=git; cc_prev_msg=m; cc_prev_prompt_index=1; cc_prev_turn_index=2; cc_dispatch_entrypoint=cli;",
         "cc_version=3.0.0.abc",
         "",
     )
@@ -72,6 +74,19 @@ def stabilised(*turns: Turn, **settings: Any) -> tuple[Turn, ...]:
 @pytest.mark.parametrize("block", BILLING_BLOCKS)
 def test_a_billing_block_goes(block: str) -> None:
     assert stabilised(system(block, AGENT), USER) == (system(AGENT), USER)
+
+
+@pytest.mark.parametrize(
+    ("texts", "left"),
+    [
+        (("a", "{}"), ("a",)),
+        (("a", "{}", "b"), ("a", "b")),
+        (("{}", "a", "{}"), ("a",)),
+        (("a", "\n{}\nb", "{}"), ("a", "b")),
+    ],
+)
+def test_billing_blocks_go_wherever_they_stand_among_the_blocks(texts: tuple[str, ...], left: tuple[str, ...]) -> None:
+    assert stabilised(system(*(text.format(BILLING_BLOCKS[0]) for text in texts)), USER) == (system(*left), USER)
 
 
 @pytest.mark.parametrize("block", BILLING_BLOCKS)

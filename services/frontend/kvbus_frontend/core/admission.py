@@ -2,8 +2,6 @@
 
 from kvbus_protocols.errors import ApiError
 
-RETRY_AFTER_S = 1.0
-
 
 class Admission:
     """Counts requests. While draining none comes in."""
@@ -16,14 +14,9 @@ class Admission:
     def refusal(self) -> ApiError | None:
         """Why no request may come in now; None: one may."""
         if self.draining:
-            return ApiError(503, "The server is shutting down.", code="draining", retry_after_s=RETRY_AFTER_S)
+            return ApiError(503, "The server is shutting down.", code="draining")
         if self.in_flight >= self._limit:
-            return ApiError(
-                503,
-                f"The server is busy: {self._limit} requests are in flight.",
-                code="overloaded",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            return ApiError(503, f"The server is busy: {self._limit} requests are in flight.", code="overloaded")
         return None
 
     def enter(self) -> None:

@@ -26,7 +26,7 @@ from kvbus_protocols.conversation import (
 )
 from kvbus_tokenizers import WrittenObject, WrittenValue
 
-IMAGE = "[image omitted: this model reads text only]"
+OMITTED = "[{what} omitted: this model reads text only]"
 
 Message = dict[str, Any]
 FindWritten = Callable[[str, str, str], WrittenCall | None]
@@ -209,10 +209,13 @@ def _calls(parts: Sequence[Part]) -> list[ToolCallPart]:
 
 def _text(parts: Sequence[Part]) -> str:
     """No content is empty content: many templates add it to other text without a look."""
-    texts = (
-        part.text if isinstance(part, TextPart) else IMAGE for part in parts if isinstance(part, TextPart | ImagePart)
-    )
-    return "\n".join(texts)
+    return "\n".join(_shown(part) for part in parts if isinstance(part, TextPart | ImagePart))
+
+
+def _shown(part: TextPart | ImagePart) -> str:
+    if isinstance(part, TextPart):
+        return part.text
+    return OMITTED.format(what="image" if part.what.startswith("image") else "document")
 
 
 def _inline(parts: Sequence[Part], markers: ThinkMarkers) -> str:

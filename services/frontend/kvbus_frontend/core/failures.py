@@ -18,21 +18,17 @@ _STATUS = {
     ErrorCode.GONE: 503,
     ErrorCode.DEADLINE_EXCEEDED: 504,
 }
-RETRY_AFTER_S = 1.0
 _PARAMS = {"mock": "kvbus.mock"}
 """Fields that have another name in the HTTP API than on the bus."""
 
 
 def api_error(reply: ErrorReply) -> ApiError:
-    """A typed refusal of another service. What may go well later says so with Retry-After."""
+    """A typed refusal of another service."""
     status = _STATUS.get(reply.code, 500)
     param = _PARAMS.get(reply.param, reply.param) if reply.param is not None else None
     if status == 400:
         return InvalidRequest(reply.message, param=param, code=str(reply.code))
-    retry_after_s = reply.retry_after_s
-    if status == 503 and retry_after_s is None:
-        retry_after_s = RETRY_AFTER_S
-    return ApiError(status, reply.message, code=str(reply.code), param=param, retry_after_s=retry_after_s)
+    return ApiError(status, reply.message, code=str(reply.code), param=param, retry_after_s=reply.retry_after_s)
 
 
 def internal_error(cause: BaseException) -> ApiError:

@@ -15,7 +15,7 @@ from kvbus_frontend.adapters.event_stream import EventSink, EventStream, id_head
 from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.adapters.request_run import Choice, RequestRun
-from kvbus_frontend.core.admission import RETRY_AFTER_S, Admission
+from kvbus_frontend.core.admission import Admission
 from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.failures import told
 from kvbus_frontend.core.jobs import JobTemplate
@@ -171,9 +171,7 @@ class Api:
         """Raise ApiError."""
         model = self.models.get(name)
         if model is None and self.models.is_expected(name):
-            raise ApiError(
-                503, f"No worker serves the model `{name}` now.", code="no_workers", retry_after_s=RETRY_AFTER_S
-            )
+            raise ApiError(503, f"No worker serves the model `{name}` now.", code="no_workers")
         if model is None:
             raise model_not_found(name)
         return model
@@ -324,7 +322,7 @@ class Api:
     def end_all(self, reason: str) -> None:
         """Every request in flight gets its terminal error."""
         for run in self._runs:
-            run.end(ApiError(503, f"The server is shutting down: {reason}.", code="draining", retry_after_s=1.0))
+            run.end(ApiError(503, f"The server is shutting down: {reason}.", code="draining"))
 
 
 def json_response(body: msgspec.Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
