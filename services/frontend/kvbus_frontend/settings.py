@@ -88,7 +88,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     retry_pause_s: Annotated[float, Flag("pause before the first retry; doubles up to 2 s")] = 0.1
     migration_limit: Annotated[int, Flag("how often a request moves on when its worker fails")] = 3
 
-    keep_alive_s: Annotated[float, Flag("a stream that is silent this long gets a comment")] = 10.0
+    keep_alive_s: Annotated[float, Flag("a stream that is silent this long gets an event that says nothing")] = 10.0
     stream_buffer_chars: Annotated[int, Flag("text kept for a client that reads slowly; beyond it is cut off")] = (
         1 << 20
     )

@@ -133,13 +133,15 @@ class FakeWorker:
 
 
 class FakeRouter:
-    """Places on the first worker that is not excluded; ``answer`` may do otherwise."""
+    """Places on the first worker that is not excluded; ``answer`` may do otherwise. ``gate``: while it is closed, requests wait."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.requests: list[RouteRequest] = []
         self.progress: list[Progress] = []
         self.cached_tokens = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.answer: Callable[[RouteRequest], Placement] = self.place
 
     async def start(self) -> None:
@@ -150,6 +152,7 @@ class FakeRouter:
 
     async def _route(self, message: RouteRequest, _context: Any) -> Placement:
         self.requests.append(message)
+        await self.gate.wait()
         return self.answer(message)
 
     def place(self, message: RouteRequest) -> Placement:

@@ -202,8 +202,10 @@ async def test_a_client_that_leaves_a_whole_answer_ends_the_work(cluster: Any) -
     assert cluster.worker.cancels[0].reason == "client_disconnected"
 
 
-async def test_a_silent_stream_gets_comments(cluster: Any) -> None:
-    await cluster.start(keep_alive_s=0.05)
+@pytest.mark.parametrize("waits", ["for a place", "for its first token"])
+async def test_a_silent_stream_gets_chunks_that_say_nothing(cluster: Any, waits: str) -> None:
+    """Qwen Code gives up when no chunk has come for four minutes, and a comment is none."""
+    await cluster.start(keep_alive_s=0.01)
     go_on = asyncio.Event()
 
     async def play(output: Any) -> None:
@@ -213,12 +215,21 @@ async def test_a_silent_stream_gets_comments(cluster: Any) -> None:
         await output.end()
 
     cluster.worker.play = play
+    if waits == "for a place":
+        cluster.router.gate.clear()
+    data = b""
     async with cluster.session.post(CHAT, json=cluster.body(stream=True)) as response:
-        first = await response.content.readuntil(b"\n\n")
-        go_on.set()
-        rest = await response.text()
-    assert first == b": keep-alive\n\n"
-    assert cluster.text(cluster.parse(rest)) == "late"
+        async for chunk in response.content.iter_any():
+            data += chunk
+            if data.count(b"data: ") >= 3:
+                cluster.router.gate.set()
+                go_on.set()
+    *events, done = cluster.parse(data.decode())
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[:3] == [{"role": "assistant", "content": ""}, {}, {}]
+    assert all("role" not in delta for delta in deltas[1:])
+    assert {event["id"] for event in events} == {events[0]["id"]}
+    assert (cluster.text(events), events[-1]["choices"][0]["finish_reason"], done) == ("late", "stop", "[DONE]")
 
 
 async def test_a_request_ends_at_its_deadline(cluster: Any) -> None:

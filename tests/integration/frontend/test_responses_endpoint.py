@@ -274,8 +274,11 @@ async def test_an_engine_that_fails_in_the_middle_fails_the_response(cluster: An
     assert (status, body["error"]["type"]) == (500, "server_error")
 
 
-async def test_a_silent_stream_is_kept_alive_by_events_that_count(cluster: Any) -> None:
+@pytest.mark.parametrize("waits", ["for a place", "for its first token"])
+async def test_a_silent_stream_is_kept_alive_by_events_that_count(cluster: Any, waits: str) -> None:
     await cluster.start(keep_alive_s=0.01)
+    if waits == "for a place":
+        cluster.router.gate.clear()
     heard = asyncio.Event()
 
     async def play(output: Any) -> None:
@@ -290,7 +293,9 @@ async def test_a_silent_stream_is_kept_alive_by_events_that_count(cluster: Any) 
         async for chunk in response.content.iter_any():
             data += chunk
             if data.count(b"event: response.in_progress") >= 3:
+                cluster.router.gate.set()
                 heard.set()
+    assert b"\n: " not in data
     assert check_stream(parse_events(data))["output"][0]["content"][0]["text"] == "late"
 
 

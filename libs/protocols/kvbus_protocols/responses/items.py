@@ -32,8 +32,8 @@ class ItemContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """Any item; ``type`` may be missing for a message. ``arguments``: JSON text, for a tool_search_call an object; a local_shell_call
-    has an ``action`` instead."""
+    """Any item; ``type`` may be missing for a message. ``arguments``: JSON text, for a tool_search_call an object; for a
+    local_shell_call there is an ``action`` instead."""
 
     type: str | None = None
     id: str | None = None

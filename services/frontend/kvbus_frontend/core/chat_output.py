@@ -60,9 +60,7 @@ class ChatOutput(OpenAiStream):
         for output in outputs:
             index, logprobs = output.index, self._logprobs(output.tokens)
             if index not in self._opened:
-                self._opened.add(index)
-                self._calls[index] = CallDeltas(self._style.custom_tools)
-                yield self._chunk(index, ChatDelta(role="assistant", content=""))
+                yield self._open(index)
             for event in output.events:
                 yield from self._dispatches(index, event)
                 if (delta := self._delta(index, event)) is not None:
@@ -72,6 +70,10 @@ class ChatOutput(OpenAiStream):
                 yield self._chunk(index, ChatDelta(content=""), logprobs)
             if output.finish is not None:
                 yield self._chunk(index, ChatDelta(), finish=output.finish)
+
+    def keep_alive(self) -> bytes:
+        """A chunk that says nothing, since some clients (Qwen Code) count chunks, not bytes; each choice begins but once."""
+        return self._chunk(0, ChatDelta()) if 0 in self._opened else self._open(0)
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> ChatCompletion:
         envelope = self._envelope
@@ -84,6 +86,11 @@ class ChatOutput(OpenAiStream):
             system_fingerprint=envelope.fingerprint,
             nvext=self._nvext(usage),
         )
+
+    def _open(self, index: int) -> bytes:
+        self._opened.add(index)
+        self._calls[index] = CallDeltas(self._style.custom_tools)
+        return self._chunk(index, ChatDelta(role="assistant", content=""))
 
     def _dispatches(self, index: int, event: Event) -> Iterator[bytes]:
         """Ahead of the standard chunks: what is complete can be acted upon now."""

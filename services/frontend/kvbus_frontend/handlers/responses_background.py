@@ -104,7 +104,7 @@ class BackgroundResponses:
         """Start it; ``admission`` is left when it has ended. Raise ApiError when it cannot be recorded."""
         queued = creation.stored("queued", owner=self._me.instance_id, incarnation=self._me.incarnation)
         if not await self._store.save(queued):
-            raise ApiError(503, "The response cannot be stored now.", code="store_unavailable", retry_after_s=1.0)
+            raise ApiError(503, "The response cannot be stored now.", code="store_unavailable")
         task = self._me.spawn(self._run(ticket, creation, admission.pop_all()), name=f"background {creation.id}")
         self._running[creation.id] = task
         task.add_done_callback(lambda _task: self._running.pop(creation.id, None))

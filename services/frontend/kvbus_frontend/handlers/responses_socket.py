@@ -45,7 +45,7 @@ class SocketHandler:
             raise ApiError(426, "GET is for WebSockets here; use POST.", code="upgrade_required", headers=headers)
         if len(self._open) >= settings.max_websockets:
             self._api.meters.refused.labels("websockets").inc()
-            raise ApiError(503, "Too many WebSocket connections are open.", code="overloaded", retry_after_s=1.0)
+            raise ApiError(503, "Too many WebSocket connections are open.", code="overloaded")
         self._open.add(socket)
         self._gauge.set(len(self._open))
         try:
