@@ -15,6 +15,7 @@ from kvbus_frontend.handlers.chat_flow import ChatFlow
 from kvbus_frontend.handlers.completions import CompletionsHandler
 from kvbus_frontend.handlers.messages import MessagesHandler, hello
 from kvbus_frontend.handlers.models import ModelsHandler
+from kvbus_frontend.handlers.prompt import AskedReader, BodyReader, PromptHandler, ResponsesReader
 from kvbus_frontend.handlers.responses import ResponsesHandler
 from kvbus_frontend.handlers.responses_background import BackgroundResponses
 from kvbus_frontend.handlers.responses_compaction import CompactionHandler
@@ -22,6 +23,7 @@ from kvbus_frontend.handlers.responses_flow import ResponsesFlow
 from kvbus_frontend.handlers.responses_socket import SocketHandler
 from kvbus_frontend.handlers.tokenization import TokenizationHandler
 from kvbus_frontend.settings import FrontendSettings
+from kvbus_protocols.prompt_view import PromptApi
 from kvbus_runtime.objects import ObjectStore
 from kvbus_runtime.service import Service
 from kvbus_runtime.streams.receiver import StepReceiver
@@ -98,6 +100,7 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     await background.start()
     sockets = SocketHandler(api, responses, service.metrics)
     routes = _routes(settings, api, flow, models)
+    routes.append(_prompt_route(settings, api, flow, responses))
     if settings.enable_openai_api:
         routes += _responses_routes(api, responses, background, sockets)
     server = HttpServer(
@@ -159,3 +162,14 @@ def _routes(settings: FrontendSettings, api: Api, flow: ChatFlow, models: Models
             web.post("/v1/messages/count_tokens", messages.count_tokens),
         ]
     return routes
+
+
+def _prompt_route(settings: FrontendSettings, api: Api, flow: ChatFlow, responses: ResponsesFlow) -> web.RouteDef:
+    readers: dict[PromptApi, AskedReader] = {}
+    if settings.enable_openai_api:
+        readers["chat"] = BodyReader(flow, ChatHandler(api, flow).conversation, ("messages", "tools", "tool_choice"))
+        readers["responses"] = ResponsesReader(responses)
+    if settings.enable_anthropic_api:
+        members = ("system", "messages", "tools", "tool_choice")
+        readers["messages"] = BodyReader(flow, MessagesHandler(api, flow).conversation, members)
+    return web.post("/v1/prompt", PromptHandler(api, readers).post)

@@ -7,7 +7,7 @@ import msgspec
 from kvbus_blocks.keys import KEY_BYTES, CacheDomain, chain_keys
 from kvbus_protocols.errors import context_length_exceeded
 from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment, Tokenizer
-from kvbus_wire.packing import TOKEN_BYTES, pack_tokens
+from kvbus_wire.packing import TOKEN_BYTES, pack_tokens, unpack_tokens
 from kvbus_wire.records import ModelCard
 
 CHECKED_CHARS = 1 << 20
@@ -25,6 +25,10 @@ class Prompt(msgspec.Struct, frozen=True):
     @property
     def count(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def token_ids(self) -> list[int]:
+        return unpack_tokens(self.tokens)
 
     @property
     def blocks(self) -> int:

@@ -13,6 +13,7 @@ from kvbus_frontend.handlers.ids import new_id
 from kvbus_frontend.handlers.nvext import report_for
 from kvbus_protocols.chat import ChatRequest
 from kvbus_protocols.chat_turns import chat_conversation
+from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.headers import read_headers, with_headers
 
@@ -29,7 +30,7 @@ class ChatHandler:
     async def post(self, http_request: web.Request) -> web.StreamResponse:
         async with self._api.admitted("chat", new_id("chatcmpl")) as ticket:
             body = await self._api.read(http_request)
-            request = with_headers(self._decoder.decode(body), read_headers(http_request.headers))
+            request = self._request(body, http_request.headers)
             ticket.model = request.model[:MAX_NAME_IN_LOG]
             request.check()
             return await self._flow.answer(
@@ -39,6 +40,15 @@ class ChatHandler:
                 lambda begun: self._output(request, begun, ticket, http_request.headers),
                 size_bytes=len(body),
             )
+
+    def conversation(self, body: bytes, headers: Mapping[str, str]) -> Conversation:
+        """What `post` answers. Raise ApiError."""
+        request = self._request(body, headers)
+        request.check()
+        return chat_conversation(request)
+
+    def _request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+        return with_headers(self._decoder.decode(body), read_headers(headers))
 
     def _output(self, request: ChatRequest, begun: Begun, ticket: Ticket, headers: Mapping[str, str]) -> ChatOutput:
         settings = self._api.settings

@@ -8,6 +8,7 @@ from aiohttp import web
 from kvbus_frontend.adapters.models import ServedModel
 from kvbus_frontend.adapters.request_run import Choice
 from kvbus_frontend.core.choice_stream import ChoiceStream
+from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.formats import TAIL_CHARS, parser_for, prompt_reasoning
 from kvbus_frontend.core.guidance import CHAT_FIELDS, FIELDS, FieldNames, Guided, guidance_of
 from kvbus_frontend.core.outputs import Output
@@ -175,10 +176,13 @@ def _encoded(conversation: Conversation, model: ServedModel, api: Api) -> tuple[
     if given is not None:
         return given_prompt(given), ()
     tokenizer, context_length = model.text.tokenizer, model.card.context_length
-    if conversation.generation.nvext is not None and conversation.generation.nvext.use_raw_prompt:
-        segments = raw_segments(conversation, tokenizer)
-    else:
-        find_written = api.find_written(salt_of(conversation.generation))
-        segments = render_conversation(conversation, model.prompt_form, find_written)
+    segments = rendered(conversation, model, api.find_written(salt_of(conversation.generation)))
     cache = api.prompt_cache
     return encoded_prompt(segments, tokenizer, cache, context_length=context_length, param="messages"), segments
+
+
+def rendered(conversation: Conversation, model: ServedModel, find_written: FindWritten) -> Sequence[Segment]:
+    """The prompt as text. Raise ApiError."""
+    if conversation.generation.nvext is not None and conversation.generation.nvext.use_raw_prompt:
+        return raw_segments(conversation, model.text.tokenizer)
+    return render_conversation(conversation, model.prompt_form, find_written)

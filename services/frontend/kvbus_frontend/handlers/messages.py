@@ -1,6 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens, and the greetings of Claude Code"""
 
 import secrets
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -31,15 +32,19 @@ class MessagesHandler:
             return await self._flow.answer(
                 http_request,
                 ticket,
-                _conversation(http_request, request),
+                _conversation(http_request.headers, request),
                 lambda begun: _output(message_id, request, begun),
                 size_bytes=len(body),
             )
 
+    def conversation(self, body: bytes, headers: Mapping[str, str]) -> Conversation:
+        """What `post` answers. Raise ApiError."""
+        return _conversation(headers, self._messages.decode(body))
+
     async def count_tokens(self, http_request: web.Request) -> web.Response:
         """Exactly what the prompt would have: rendered and tokenised the same way."""
         body = await self._api.read(http_request)
-        conversation = _conversation(http_request, self._count.decode(body))
+        conversation = _conversation(http_request.headers, self._count.decode(body))
         return json_response(CountTokensResponse(await self._flow.count(conversation, size_bytes=len(body))))
 
 
@@ -53,7 +58,7 @@ def _output(message_id: str, request: MessagesRequest, begun: Begun) -> Messages
     return MessagesOutput(message_id, request.model, kept_tokens=kept)
 
 
-def _conversation(http_request: web.Request, request: MessagesRequest) -> Conversation:
-    headers = read_headers(http_request.headers)
-    conversation = messages_conversation(with_headers(request, headers))
-    return msgspec.structs.replace(conversation, harness=headers.harness or conversation.harness)
+def _conversation(headers: Mapping[str, str], request: MessagesRequest) -> Conversation:
+    said = read_headers(headers)
+    conversation = messages_conversation(with_headers(request, said))
+    return msgspec.structs.replace(conversation, harness=said.harness or conversation.harness)

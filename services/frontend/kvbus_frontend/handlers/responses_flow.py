@@ -1,8 +1,8 @@
 """A response from its request to its end, whatever carries it: an HTTP answer, a stream, a WebSocket, or nobody (background)."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -104,13 +104,9 @@ class ResponsesFlow:
         """All that comes before the first step. ``recall``: looks for responses that are not stored. Raise ApiError."""
         request.check()
         items = await self.items(ticket.request_id, request, recall)
-        made = self.conversation(self.with_session_tools(request, headers), items)
-        conversation = msgspec.structs.replace(made.conversation, harness=headers.harness)
-        if request.generate is False:
-            # What follows begins like this prompt, so that is what a worker is to have computed.
-            only_prompt = msgspec.structs.replace(request, max_output_tokens=1)
-            conversation = msgspec.structs.replace(conversation, generation=only_prompt, add_generation_prompt=False)
-        begun = await self.begin(ticket, conversation, size_bytes=size_bytes, truncate=request.truncation == "auto")
+        made = self.prompted(self.with_session_tools(request, headers), items, headers)
+        truncate = request.truncation == "auto"
+        begun = await self.begin(ticket, made.conversation, size_bytes=size_bytes, truncate=truncate)
         return Creation(request, items, begun, self._output(ticket.request_id, request, made, begun))
 
     async def count(self, ticket: Ticket, request: ResponsesRequest, *, size_bytes: int) -> int:
@@ -165,22 +161,34 @@ class ResponsesFlow:
         request = msgspec.structs.replace(request, input=items.input)
         return responses_conversation(request, items.earlier, self._unseal)
 
-    def with_session_tools(self, request: C, headers: HeaderExtensions) -> C:
+    def prompted(self, request: ResponsesRequest, items: Items, headers: HeaderExtensions) -> ResponsesConversation:
+        """What a response's prompt is made of. Raise InvalidRequest."""
+        made = self.conversation(request, items)
+        conversation = msgspec.structs.replace(made.conversation, harness=headers.harness)
+        if request.generate is False:
+            # What follows begins like this prompt, so that is what a worker is to have computed.
+            only_prompt = msgspec.structs.replace(request, max_output_tokens=1)
+            conversation = msgspec.structs.replace(conversation, generation=only_prompt, add_generation_prompt=False)
+        return msgspec.structs.replace(made, conversation=conversation)
+
+    def with_session_tools(self, request: C, headers: HeaderExtensions, *, keep: bool = True) -> C:
         """A request that condenses a session's history and brings no tools gets those of the request before it, so that its prompt
-        begins as that one's; none of them may be called. Of clients that say when they condense, the tools are kept."""
+        begins as that one's; none of them may be called. Of clients that say when they condense, the tools are kept
+        (unless not ``keep``)."""
         stated = condenses(request.turn_metadata)
         condensing = headers.compaction if stated is None else stated
         session = session_of(request)
         if condensing is None or session is None:
             return request
         key = SessionKey(salt_of(request), request.model, session.id)
-        if request.tools:
+        if request.tools and keep:
             self._tools.note(key, request.tools)
             self._tools_bytes.set(self._tools.size_bytes)
         if request.tools or not condensing:
             return request
         found = self._tools.find(key)
-        self._restored.labels("missing" if found is None else "restored").inc()
+        if keep:
+            self._restored.labels("missing" if found is None else "restored").inc()
         if found is None:
             return request
         kept = msgspec.structs.replace(request, tools=found)
@@ -241,6 +249,12 @@ class ResponsesFlow:
 
     def seal_compaction(self, text: str) -> str:
         return self._sealer.seal(COMPACTION, text)
+
+    def resealed(self, sealed: str, item: Mapping[str, Any], change: Callable[[str], str]) -> str:
+        """The sealed text of an item, changed; what cannot be opened stays as it is."""
+        purpose = COMPACTION if item.get("type") == "compaction" else REASONING
+        text = self._sealer.open(purpose, sealed)
+        return sealed if text is None else self._sealer.seal(purpose, change(text))
 
     # running
 
