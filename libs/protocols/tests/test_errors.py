@@ -60,19 +60,3 @@ def test_a_message_without_the_field_at_fault_gets_it_where_the_api_has_no_param
     assert anthropic_body(error).error.message == "tools[0].name: The value is out of range."
     assert openai_body(error).error.param == "tools[0].name"
     assert anthropic_body(model_not_found("x")).error.message == "The model `x` does not exist."
-
-
-@pytest.mark.parametrize(
-    ("status", "known", "said"),
-    [
-        (429, None, "1"),
-        (503, None, "1"),
-        (529, None, "1"),
-        (503, 2.5, "3"),
-        (500, 7.0, "7"),
-        (500, None, None),
-        (400, None, None),
-    ],
-)
-def test_what_may_go_well_later_always_says_when(status: int, known: float | None, said: str | None) -> None:
-    assert ApiError(status, "x", retry_after_s=known).headers.get("Retry-After") == said
