@@ -6,7 +6,6 @@ template can do is found by trying it, once, when the model is loaded; the rearr
 a conversation that grows keeps its prefix.
 """
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -30,7 +29,6 @@ from kvbus_tokenizers import ChatTemplate, TemplateFailed
 NOTE, NOTE_ENDS = "<system-reminder>", "</system-reminder>"
 """Around what is no user's own within user messages, in the words of most agents."""
 
-_NOTES = re.compile(f"{NOTE}.*?{NOTE_ENDS}", re.DOTALL)
 _PROBES = ("k-one", "k-two", "k-three")
 _THOUGHT = "k-thought"
 _LOOP = (
@@ -127,8 +125,10 @@ def _belongs_to_results(turn: Turn, limits: TemplateLimits) -> bool:
 
 
 def _is_note(turn: Turn) -> bool:
+    """Whether there is nothing but notes in it, one behind the other."""
     text = "\n".join(part.text for part in turn.parts if isinstance(part, TextPart))
-    return NOTE in text and not _NOTES.sub("", text).strip()
+    *notes, rest = text.split(NOTE_ENDS)
+    return bool(notes) and not rest.strip() and all(note.lstrip().startswith(NOTE) for note in notes)
 
 
 def _with_results(results: Turn, said: Turn) -> Turn:
