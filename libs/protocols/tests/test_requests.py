@@ -7,7 +7,9 @@ import pytest
 
 from kvbus_protocols import ApiError, InvalidRequest, context_length_exceeded, model_not_found
 from kvbus_protocols.chat import ChatRequest
+from kvbus_protocols.chat_turns import chat_conversation
 from kvbus_protocols.completions import CompletionRequest
+from kvbus_protocols.conversation import ReasoningPart, TextPart
 from kvbus_protocols.tokenization import TokenizeRequest
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -151,3 +153,17 @@ def test_whoever_is_to_come_back_is_told_when() -> None:
     assert [ApiError(status, "busy").headers for status in (429, 503, 529)] == [{"Retry-After": "1"}] * 3
     assert ApiError(500, "broken").headers == ApiError(400, "wrong").headers == {}
     assert ApiError(500, "broken").headers == {}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "why"},
+        {"reasoning": "why"},
+        {"reasoning_content": "", "reasoning": "why"},
+        {"reasoning_content": "why", "reasoning": "why"},
+    ],
+)
+def test_a_thought_is_read_back_from_either_field(fields: dict[str, str]) -> None:
+    request = chat(messages=[{"role": "assistant", "content": "So.", **fields}])
+    assert chat_conversation(request).turns[0].parts == (ReasoningPart("why"), TextPart("So."))
