@@ -69,7 +69,7 @@ def claude_code(
     session: int = 1,
     request: int = 1,
     question: str = "run echo hello and tell me what it printed",
-    directory: str = "/home/dev/project",
+    directory: str = "/srv/dev/project",
     git: bool = True,
     date: str = "2026-11-29",
     loaded: Sequence[str] = (),
@@ -182,7 +182,7 @@ def _environment(directory: str, *, git: bool, model: str, date: str) -> str:
 
 
 def _claude_system(directory: str, model: str) -> str:
-    memory = f"\nMemory lies in /home/dev/.made-up/projects/{directory.replace('/', '-')}/memory for {model}.\n"
+    memory = f"\nMemory lies in /srv/dev/.made-up/projects/{directory.replace('/', '-')}/memory for {model}.\n"
     return prose("claude 1", 3400) + memory + prose("claude 2", 3300)
 
 

@@ -203,7 +203,7 @@ def reminder(words: str) -> str:
 
 
 def _pi_system() -> str:
-    return prose("pi", 2600) + "\nCurrent date: 2026-11-29\nCurrent working directory: /home/dev/project"
+    return prose("pi", 2600) + "\nCurrent date: 2026-11-29\nCurrent working directory: /srv/dev/project"
 
 
 def _function(name: str, description_chars: int) -> Body:

@@ -93,8 +93,8 @@ class Codex(ResponsesAgent):
             *first,
             message("developer", prose("codex", 17_400)),
             message("developer", "<skills_instructions>\n" + prose("codex skills", 2500)),
-            message("user", "# AGENTS.md instructions for /home/dev/project\n\n" + prose("codex agents", 700)),
-            message("user", "<environment_context>\n  <cwd>/home/dev/project</cwd>\n" + prose("codex cwd", 300)),
+            message("user", "# AGENTS.md instructions for /srv/dev/project\n\n" + prose("codex agents", 700)),
+            message("user", "<environment_context>\n  <cwd>/srv/dev/project</cwd>\n" + prose("codex cwd", 300)),
         ]
         shown = codex_tools() if tools is None else tools
         super().__init__(start, shown, tool_choice="auto", parallel_tool_calls=True, reasoning={"summary": "auto"})
