@@ -121,5 +121,6 @@ def start_stage(
         passed = request.node.stash.get(_PASSED, False)
         scenario = request.node.originalname.removeprefix("test_").replace("_", " ")
         for stage in stages:
+            stage.end()
             request.config.stash[_ROWS].append(stage.row(scenario, "passed" if passed else "failed"))
     shutil.rmtree(folder, ignore_errors=True)

@@ -63,7 +63,8 @@ class Exchange(msgspec.Struct, kw_only=True):
             return [json.loads(frame) for frame in self.frames]
         text = self.response.decode(errors="replace")
         if self.response_headers.get("content-type", "").startswith("text/event-stream"):
-            data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+            whole = text.rpartition("\n\n")[0]  # the last event may be on its way
+            data = [line.removeprefix("data: ") for line in whole.split("\n") if line.startswith("data: ")]
             return [json.loads(item) for item in data if item != "[DONE]"]
         try:
             body = json.loads(text)
@@ -92,6 +93,11 @@ class Exchange(msgspec.Struct, kw_only=True):
         return None
 
     @property
+    def text(self) -> str:
+        """The visible text of the answer, as far as it has come."""
+        return "".join(_text(event) for event in self.events)
+
+    @property
     def calls(self) -> list[str]:
         """Names of the tools that the answer calls."""
         names: list[str] = []
@@ -102,6 +108,23 @@ class Exchange(msgspec.Struct, kw_only=True):
     def in_prompt(self, text: str) -> bool:
         """Whether the request holds this text, anywhere."""
         return json.dumps(text, ensure_ascii=False)[1:-1] in json.dumps(self.json, ensure_ascii=False)
+
+
+def _text(event: dict[str, Any]) -> str:
+    match event:
+        case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": str(text)}}:
+            return text
+        case {"type": "response.output_text.delta", "delta": str(text)}:
+            return text
+        case {"type": "message", "content": list(blocks)}:
+            return "".join(block["text"] for block in blocks if block["type"] == "text")
+        case {"object": "response", "output": list(items)}:
+            parts = [part for item in items for part in item.get("content") or []]
+            return "".join(part["text"] for part in parts if part["type"] == "output_text")
+        case {"choices": list(choices)}:
+            said = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+            return "".join(message.get("content") or "" for message in said)
+    return ""
 
 
 def _messages_calls(event: dict[str, Any]) -> list[str]:

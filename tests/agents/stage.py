@@ -21,7 +21,7 @@ class Stage:
         self.system = system
         self.recorder = recorder
         self._logs = logs
-        self._runs = 0
+        self._runs: list[Running] = []
         self._shares: list[Share] = []
         project = make_project(folder / "project")
         self.site = Site(
@@ -47,6 +47,10 @@ class Stage:
     def generations(self) -> list[Exchange]:
         return self.recorder.generations
 
+    def generations_of(self, text: str) -> list[Exchange]:
+        """Of the requests so far, those that hold ``text`` and have tools: a session's own, not the one for its title."""
+        return [exchange for exchange in self.generations if exchange.in_prompt(text) and exchange.json.get("tools")]
+
     def play(self, *lines: Line) -> None:
         self.system.play(*lines)
 
@@ -59,10 +63,10 @@ class Stage:
         environment: Mapping[str, str] | None = None,
     ) -> Running:
         """Start the client for one user turn, with more arguments and variables for this run."""
-        self._runs += 1
         command = [*self.client.command(self.site, prompt, resume=resume), *arguments]
         variables = {**base_environment(self.site), **self.client.environment(self.site), **(environment or {})}
-        return Running(command, self.site, variables, self._logs / f"run-{self._runs}")
+        self._runs.append(Running(command, self.site, variables, self._logs / f"run-{len(self._runs) + 1}"))
+        return self._runs[-1]
 
     def ask(
         self,
@@ -80,6 +84,11 @@ class Stage:
         """Start this command of the client in a terminal."""
         variables = {**base_environment(self.site), **self.client.environment(self.site), **(environment or {})}
         return Terminal(command, self.site, variables)
+
+    def end(self) -> None:
+        """End what a failed test has left running."""
+        for run in self._runs:
+            run.kill()
 
     def check_went_well(self, outcome: Outcome, answer: str) -> None:
         """It ended with this answer, and complained of nothing; nor did the server answer anything with an error."""

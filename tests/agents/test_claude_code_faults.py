@@ -1,0 +1,160 @@
+"""Claude Code when something goes wrong, or slowly."""
+
+import re
+
+import pytest
+
+from kvbus_testkit.timing import eventually_sync
+from tests.agents.clients.claude_code import ALL, ClaudeCode
+from tests.agents.conftest import StartStage
+from tests.agents.model_formats import Call
+from tests.agents.stage import Stage
+from tests.agents.system import Line, line
+
+pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.version)
+
+OPEN = "kvbus_worker_requests_open"
+LOOK = Call("Bash", {"command": "ls src && echo listed-it", "description": "List"})
+
+
+def tool_loop(stage: Stage, *faults: Line) -> list[Line]:
+    """A loop of two turns; the faults come in the middle, before the second turn goes well."""
+    return [
+        line("LOOK-AROUND", stage.model.turn("I look.", thought="A list.", calls=[LOOK])),
+        *faults,
+        line("listed-it\n", stage.model.turn("One file.", thought="That is all.")),
+    ]
+
+
+@pytest.mark.parametrize("code", ["overloaded", "internal"])
+def test_a_refusal_in_the_middle_is_tried_again(client: ClaudeCode, code: str, start_stage: StartStage) -> None:
+    stage = start_stage(client)
+    error = {"code": code, "retry_after_s": 1} if code == "overloaded" else {"code": code}
+    stage.play(*tool_loop(stage, line("listed-it\n", error=error, once=True)))
+    outcome = stage.ask("LOOK-AROUND")
+    assert client.answer(outcome) == "One file.", stage.summary()
+    assert client.complaints(outcome) == []
+    status = {"overloaded": 503, "internal": 500}[code]
+    assert [exchange.status for exchange in stage.generations] == [200, status, 200]
+    first, refused, again = stage.generations
+    if code == "overloaded":
+        assert refused.response_headers["retry-after"] == "1"
+    assert again.json["messages"] == refused.json["messages"]
+    stage.check_turns_cached(exchanges=[first, again])
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, "rate_limit_error"), (529, "overloaded_error")])
+def test_a_busy_gateway_is_tried_again(client: ClaudeCode, status: int, kind: str, start_stage: StartStage) -> None:
+    stage = start_stage(client)
+    stage.play(*tool_loop(stage))
+    body = {"type": "error", "error": {"type": kind, "message": "busy"}}
+    stage.recorder.refuse_next(status, body, {"retry-after": "1"})
+    outcome = stage.ask("LOOK-AROUND")
+    assert client.answer(outcome) == "One file.", stage.summary()
+    assert client.complaints(outcome) == []
+    assert [exchange.status for exchange in stage.generations] == [status, 200, 200]
+
+
+def test_an_engine_that_fails_in_mid_answer_is_asked_to_go_on(client: ClaudeCode, start_stage: StartStage) -> None:
+    stage = start_stage(client)
+    half = stage.model.turn("There is one f", thought="That is all.")
+    error = {"code": "internal", "message": "the engine broke"}
+    stage.play(
+        *tool_loop(stage, line("listed-it\n", half, error=error, once=True)),
+        line("cut off mid-stream", stage.model.turn("ile.", thought="Go on.")),
+    )
+    outcome = stage.ask("LOOK-AROUND")
+    assert outcome.status == 0, stage.summary()
+    assert client.complaints(outcome) == []
+    assert stage.generations[1].events[-1]["error"]["message"] == "the engine broke"
+    assert all(exchange.status == 200 for exchange in stage.generations)
+    assert len(stage.generations) == 3
+    stage.check_turns_cached()
+
+
+def test_a_connection_that_breaks_in_mid_answer_is_no_loss(client: ClaudeCode, start_stage: StartStage) -> None:
+    stage = start_stage(client)
+    stage.play(
+        line("LONG-STORY", stage.model.turn("The tide. " * 300, thought="Long."), step_s=0.005),
+        line("cut off mid-stream", stage.model.turn("The end.", thought="Go on.")),
+    )
+    stage.recorder.cut_next(200)
+    outcome = stage.ask("LONG-STORY")
+    assert outcome.status == 0, stage.summary()
+    assert client.complaints(outcome) == []
+    assert [exchange.status for exchange in stage.generations] == [200, 200]
+    eventually_sync(lambda: stage.system.worker_metric(OPEN) == 0, what="the end of both requests")
+    # The client goes on in another way than it began when its first answer did not come whole.
+    stage.check_cached(stage.generations[-1], 0.97, "after the cut")
+
+
+def test_a_prompt_that_cannot_fit_is_refused_with_both_lengths(client: ClaudeCode, start_stage: StartStage) -> None:
+    stage = start_stage(client, context_length=40_000)
+    stage.play(line("LOOK-AROUND", stage.model.turn("One file.")))
+    outcome = stage.ask("LOOK-AROUND")
+    assert outcome.status == 1
+    assert "Prompt is too long" in client.answer(outcome)
+    assert [exchange.status for exchange in stage.generations] == [400]
+    message = stage.generations[0].events[0]["error"]["message"]
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 40000 maximum", message)
+
+
+def test_a_session_that_outgrows_the_context_is_compacted(client: ClaudeCode, start_stage: StartStage) -> None:
+    probe = start_stage(client)
+    probe.play(line("HOW-LONG", probe.model.turn("Long enough.")))
+    probe.ask("HOW-LONG is it?")
+    usage = probe.generations[0].usage
+    assert usage is not None
+    stage = start_stage(client, context_length=usage.prompt_tokens + 14_000)
+    turn = stage.model.turn
+    stage.play(
+        line("TELL-ME-OF-TIDES", turn("They come and go. " * 200, thought="Long story.")),
+        line("create a detailed summary", turn("<summary>We spoke of tides.</summary>", thought="Sum up.")),
+        line("GO-ON-THEN", turn("They still do.", thought="Next.")),
+    )
+    stage.check_went_well(stage.ask("TELL-ME-OF-TIDES"), "They come and go.")
+    outcome = stage.ask("GO-ON-THEN " + "and on " * 2000, resume=True)
+    print(outcome, stage.summary())
+    assert outcome.status == 0
+
+
+def test_an_answer_that_reaches_the_limit_is_continued(client: ClaudeCode, start_stage: StartStage) -> None:
+    stage = start_stage(client)
+    stage.play(
+        line("LONG-STORY", stage.model.turn("The tide ", thought="Long."), finish="length"),
+        line("Output token limit hit", stage.model.turn("comes in.", thought="Go on.")),
+    )
+    stage.check_went_well(stage.ask("LONG-STORY"), "comes in.")
+    assert [exchange.json["max_tokens"] for exchange in stage.generations][1:] == [128_000]
+    stage.check_turns_cached()
+
+
+def test_a_slow_prefill_is_waited_for(client: ClaudeCode, start_stage: StartStage) -> None:
+    """It gives up after 300 silent seconds. With the server's 10 s between two signs of life a prefill of 6 minutes has 36; the
+    times are compressed here, their number is not."""
+    stage = start_stage(client, settings=["frontend.keep_alive_s=0.2"])
+    stage.play(*tool_loop(stage, line("listed-it\n", stage.model.turn("One file.", thought="At last."), prefill_s=9)))
+    stage.check_went_well(stage.ask("LOOK-AROUND"), "One file.")
+    assert len(stage.generations) == 2
+    assert [event["type"] for event in stage.generations[1].events].count("ping") >= 36
+    stage.check_turns_cached()
+
+
+@pytest.mark.parametrize("prefill_s", [0, 600])
+def test_a_cancelled_turn_frees_the_request(client: ClaudeCode, prefill_s: int, start_stage: StartStage) -> None:
+    stage = start_stage(client)
+    story = stage.model.turn("The tide. " * 3000, thought="Long.")
+    stage.play(
+        line("LONG-STORY", story, prefill_s=prefill_s, step_s=0.05),
+        line("GO-ON-THEN", stage.model.turn("It came in.", thought="Short.")),
+    )
+    running = stage.start("LONG-STORY")
+    stage.recorder.wait_for(lambda made: bool(made) and bool(made[0].status), "a request under way")
+    if not prefill_s:
+        stage.recorder.wait_for(lambda made: "The tide" in made[0].text, "an answer under way")
+    assert stage.system.worker_metric(OPEN) == 1
+    running.interrupt()
+    running.wait()
+    eventually_sync(lambda: stage.system.worker_metric(OPEN) == 0, what="the request's end")
+    assert stage.generations[0].disconnected
+    stage.check_went_well(stage.ask("GO-ON-THEN", resume=True), "It came in.")
