@@ -26,6 +26,7 @@ from kvbus_protocols.messages import MessagesRequest
 from kvbus_protocols.messages_turns import messages_conversation
 from kvbus_testkit.agent_requests.anthropic import (
     Body,
+    all_requests,
     assistant,
     claude_code,
     claude_headers,
@@ -162,3 +163,31 @@ def test_a_form_that_a_client_changes_from_turn_to_turn_does_not_change_the_prom
     other["tools"][0]["cache_control"] = {"type": "ephemeral"}
     assert body != other
     assert tokens(name, body) == tokens(name, other)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": {"type": "none"}},
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        {"max_tokens": 128_000, "stream": False, "metadata": None},
+        {"context_management": None, "container": None, "betas": ["unknown-2031-01-01"], "speed": "fast"},
+        {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}}},
+        {"thinking": {"type": "adaptive", "display": "updates"}},
+        {"cache_control": {"type": "ephemeral", "ttl": "1h"}, "temperature": 0.5},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_is_asked_for_beside_the_text_does_not_change_the_prompt(name: str, fields: dict[str, Any]) -> None:
+    assert tokens(name, LATER | fields) == tokens(name, LATER)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def test_every_template_takes_what_every_client_sends_and_shows_what_users_and_systems_say(name: str) -> None:
+    for client, body in all_requests().items():
+        words = words_of(tokens(name, body))
+        for message in (message for message in body["messages"] if message["role"] != "assistant"):
+            blocks = message["content"] if isinstance(message["content"], list) else [text(message["content"])]
+            for block in blocks:
+                assert block.get("text", "").strip() in words, client
