@@ -72,9 +72,13 @@ class PromptText:
         return bisect_right(self.starts, char) - 1
 
     def line(self, char: int) -> str:
-        """The line with this character, of which it may be the end."""
-        start, end = self.text.rfind("\n", 0, char) + 1, self.text.find("\n", char)
-        return self.text[start : len(self.text) if end < 0 else end]
+        """The line with this character, of which it may be the end. Control tokens end lines, too."""
+        ends = [(start, start + len(text)) for start, text in self.special]
+        first = max([self.text.rfind("\n", 0, char) + 1, *(end for _, end in ends if end <= char)])
+        last = self.text.find("\n", char)
+        return self.text[
+            first : min([len(self.text) if last < 0 else last, *(start for start, _ in ends if start >= char)])
+        ]
 
 
 def difference(a: PromptView, b: PromptView) -> Difference:

@@ -65,9 +65,9 @@ def _same(compared: Compared) -> Iterator[str]:
     found = compared.difference
     if found.is_none:
         yield "the prompts are the same"
-    elif found.a.is_end:
-        yield "A is the beginning of B: nothing of it is lost"
-    elif found.b.is_end:
+    elif found.common_tokens == found.a.tokens:
+        yield "A is the beginning of B"
+    elif found.common_tokens == found.b.tokens:
         yield "B is the beginning of A"
 
 

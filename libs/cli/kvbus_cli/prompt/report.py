@@ -44,6 +44,8 @@ def prompt_report(view: PromptView, *, blocks: bool) -> Iterator[Text]:
         text = Text()
         for segment in group:
             text.append(visible(segment.text), style=_style(segment))
+        if text.plain.endswith("\n"):
+            text.right_crop()  # the line ends anyway
         yield text
     if blocks:
         yield Text("")
@@ -90,7 +92,7 @@ def _block_table(view: PromptView) -> Iterator[Text]:
     yield Text(f"{'block':>6} {'token':>8}  {'key':<{KEY_CHARS}}  begins with", style="bold")
     for i, block in enumerate(view.blocks):
         begins = "" if block.char is None else one_line(text[block.char : block.char + BEGINNING_CHARS])
-        yield Text(f"{i:>6} {i * view.block_size:>8,}  {block.key[:KEY_CHARS]}  {begins}")
+        yield Text(f"{i:>6} {i * view.block_size:>8,}  {block.key[:KEY_CHARS]:<{KEY_CHARS}}  {begins}".rstrip())
 
 
 def _rules(rules: Sequence[PromptRule], who: str) -> Iterator[Text]:
@@ -120,7 +122,7 @@ def difference_report(
         yield Text("\nwhy", style="bold")
         yield from (Text(f"  · {one_line(hint)}") for hint in hints)
     if a.rules or b.rules:
-        yield Text("\nmade another prompt than the request says", style="bold")
+        yield Text("\nwhat the server changed in the requests", style="bold")
         yield from _rules(a.rules, "  A ")
         yield from _rules(b.rules, "  B ")
 

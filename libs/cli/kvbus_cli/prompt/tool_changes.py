@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+CACHE_MARK = "cache_control"
+
 Tools = Mapping[str, Any]
 """Tools by name, in their order."""
 
@@ -37,9 +39,13 @@ def tool_changes(a: Tools, b: Tools) -> list[str]:
     for name in both_b:
         if parts := changed_parts(a[name], b[name]):
             changes.append(f'the tool "{name}" changed: {", ".join(parts)}')
-    if not changes and any(list(a[name]) != list(b[name]) for name in both_b):
+    if not changes and any(_members(a[name]) != _members(b[name]) for name in both_b):
         changes.append("the tools are the same, with their members in another order")
     return changes
+
+
+def _members(tool: Mapping[str, Any]) -> list[str]:
+    return [key for key in tool if key != CACHE_MARK]
 
 
 def _place(name: str, names: Sequence[str], known: Tools) -> str:
@@ -52,7 +58,7 @@ def _place(name: str, names: Sequence[str], known: Tools) -> str:
 def changed_parts(a: Any, b: Any, where: str = "") -> list[str]:
     """Paths of the members that differ, without where clients put cache marks."""
     if isinstance(a, dict) and isinstance(b, dict):
-        keys = [key for key in dict.fromkeys([*a, *b]) if key != "cache_control"]
+        keys = [key for key in dict.fromkeys([*a, *b]) if key != CACHE_MARK]
         return [
             part
             for key in keys
