@@ -92,6 +92,58 @@ class ToolResultParam(_Param, frozen=True, kw_only=True, tag="tool_result"):
     is_error: bool | None = None
 
 
+class ServerRunParam(_Param, frozen=True, kw_only=True):
+    """What another server has run within its answer, and what came of it. The words that followed from it stand beside it."""
+
+
+class ServerToolUseParam(ServerRunParam, frozen=True, kw_only=True, tag="server_tool_use"):
+    pass
+
+
+class McpToolUseParam(ServerRunParam, frozen=True, kw_only=True, tag="mcp_tool_use"):
+    pass
+
+
+class McpToolResultParam(ServerRunParam, frozen=True, kw_only=True, tag="mcp_tool_result"):
+    pass
+
+
+class WebSearchResultParam(ServerRunParam, frozen=True, kw_only=True, tag="web_search_tool_result"):
+    pass
+
+
+class WebFetchResultParam(ServerRunParam, frozen=True, kw_only=True, tag="web_fetch_tool_result"):
+    pass
+
+
+class CodeResultParam(ServerRunParam, frozen=True, kw_only=True, tag="code_execution_tool_result"):
+    pass
+
+
+class BashResultParam(ServerRunParam, frozen=True, kw_only=True, tag="bash_code_execution_tool_result"):
+    pass
+
+
+class EditorResultParam(ServerRunParam, frozen=True, kw_only=True, tag="text_editor_code_execution_tool_result"):
+    pass
+
+
+class ToolSearchResultParam(ServerRunParam, frozen=True, kw_only=True, tag="tool_search_tool_result"):
+    pass
+
+
+_ServerRun = (
+    ServerToolUseParam
+    | McpToolUseParam
+    | McpToolResultParam
+    | WebSearchResultParam
+    | WebFetchResultParam
+    | CodeResultParam
+    | BashResultParam
+    | EditorResultParam
+    | ToolSearchResultParam
+)
+
 BlockParam = (
     TextParam
     | ImageParam
@@ -101,6 +153,7 @@ BlockParam = (
     | RedactedThinkingParam
     | ToolUseParam
     | ToolResultParam
+    | _ServerRun
 )
 
 

@@ -23,6 +23,7 @@ from kvbus_protocols.messages import (
     PlainTextSource,
     RedactedThinkingParam,
     SearchResultParam,
+    ServerRunParam,
     TextParam,
     ThinkingParam,
     ToolReferenceParam,
@@ -58,8 +59,8 @@ def assistant_parts(block: BlockParam, where: str) -> Sequence[Part]:
         case ThinkingParam():
             thought = block.thinking or signed_thought(block.signature)
             return (ReasoningPart(thought),) if thought else ()
-        case RedactedThinkingParam():
-            return ()  # another server's secret
+        case RedactedThinkingParam() | ServerRunParam():
+            return ()  # another server's secret, or its doing
         case ToolUseParam():
             return (ToolCallPart(call_id_of(block.id), block.name, _arguments(block, where)),)
         case _:

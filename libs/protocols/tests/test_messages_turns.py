@@ -162,6 +162,16 @@ def test_every_kind_of_content_becomes_parts_in_messages_and_in_results(block: A
     assert turns == (turn("tool", ToolResultPart("a", tuple(parts))),)
 
 
+def test_what_another_server_has_run_is_left_out_of_its_answer() -> None:
+    run = [
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [{"type": "web_search_result"}]},
+    ]
+    turns = conversation(said("user", "x"), said("assistant", *run, text("found")), said("user", "y")).turns
+    assert turns == (turn("user", "x"), turn("assistant", "found"), turn("user", "y"))
+    assert "can only be in `assistant` messages" in refusal(said("user", *run)).message
+
+
 def test_thoughts_return_by_their_signature_when_the_text_is_gone() -> None:
     blocks = [
         {"type": "thinking", "thinking": "", "signature": sign_thought("why ☃")},

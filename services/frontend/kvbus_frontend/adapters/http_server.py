@@ -29,10 +29,8 @@ def error_response(request: web.Request, error: ApiError) -> web.Response:
 
 
 def speaks_anthropic(request: web.Request) -> bool:
-    """Whether the client is one of the Messages API: by the path, or, on paths that both APIs have, by its version header."""
-    return request.path.startswith("/v1/messages") or (
-        request.path.startswith("/v1/models") and "anthropic-version" in request.headers
-    )
+    """Whether the client is one of the Messages API: by the path, or, where that tells nothing, by its version header."""
+    return request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
 
 
 class _BadHttp(logging.Filter):
