@@ -120,7 +120,11 @@ def start_stage(
         yield start
         passed = request.node.stash.get(_PASSED, False)
         scenario = request.node.originalname.removeprefix("test_").replace("_", " ")
+        parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+        details = [str(value) for name, value in parameters.items() if name not in ("client", "model_format")]
         for stage in stages:
             stage.end()
-            request.config.stash[_ROWS].append(stage.row(scenario, "passed" if passed else "failed"))
+            request.config.stash[_ROWS].append(
+                stage.row(" ".join([scenario, *details]), "passed" if passed else "failed")
+            )
     shutil.rmtree(folder, ignore_errors=True)
