@@ -18,6 +18,7 @@ from tests.agents.stage import Stage
 from tests.agents.system import System
 
 REPORT_FILE = Path(__file__).parents[2] / "build" / "agents" / "report.md"
+_HOMES_BYTES = 1 << 30
 _ROWS = pytest.StashKey[list[report.Row]]()
 _PASSED = pytest.StashKey[bool]()
 
@@ -57,9 +58,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def memory_folder() -> Iterator[Path]:
-    """A folder in memory where there is one: clients with databases in their homes wait for disks otherwise."""
+    """A folder for homes and projects, in memory where there is room: clients with databases wait for disks otherwise."""
     shared_memory = Path("/dev/shm")
-    parent = shared_memory if shared_memory.is_dir() else None
+    roomy = shared_memory.is_dir() and shutil.disk_usage(shared_memory).free >= _HOMES_BYTES
+    parent = shared_memory if roomy else None
     with tempfile.TemporaryDirectory(prefix="kvbus-agents-", dir=parent) as folder:
         yield Path(folder).resolve()
 
@@ -68,21 +70,18 @@ SystemOf = Callable[[str, tuple[str, ...], int], System]
 
 
 @pytest.fixture(scope="session")
-def system_of(memory_folder: Path) -> Iterator[SystemOf]:
+def system_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemOf]:
     """Systems by model format, settings and context length. One runs at a time: a test that needs another ends the last."""
     with ExitStack() as current:
         key: tuple[str, tuple[str, ...], int] | None = None
         running: System | None = None
-        started = 0
 
         def system(model_format: str, settings: tuple[str, ...], context_length: int) -> System:
-            nonlocal key, running, started
+            nonlocal key, running
             wanted = (model_format, settings, context_length)
             if running is None or key != wanted:
                 current.close()
-                started += 1
-                folder = memory_folder / f"system-{started}"
-                folder.mkdir()
+                folder = tmp_path_factory.mktemp("system")
                 running = current.enter_context(System(folder, FORMATS[model_format], settings, context_length))
                 key = wanted
             return running

@@ -129,7 +129,7 @@ class Stage:
 
     def row(self, scenario: str, outcome: str) -> Row:
         used: list[Usage] = [usage for exchange in self.generations if (usage := exchange.usage) is not None]
-        shares = self._shares or ([Share("last turn", used[-1].cached_share, None)] if used else [])
+        shares = self._shares or ([Share("last request", used[-1].cached_share, None)] if used else [])
         return Row(
             client=f"{self.client.name} {self.client.version}",
             scenario=f"{scenario} ({self.model.name})",
