@@ -89,14 +89,17 @@ def _common(a: str, b: str) -> int:
 
 
 def _filled(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """What stands between two texts of one tool or one call is how the template writes that tool or call."""
+    """What stands between two texts of one tool or one call is how the template writes that tool or call. Where a text of it comes
+    up again (its name, in the message with its result), something else has begun."""
     filled: list[Span] = []
+    seen: set[str] = set()
     for span in spans:
-        before = filled[-1] if filled else None
-        owner = span.field.owner
-        if before is not None and owner and before.field.owner == owner and before.end < span.start:
-            same = before.field.path == span.field.path
-            filled.append(Span(before.end, span.start, Field(span.field.path if same else owner, owner)))
+        before, field = filled[-1] if filled else None, span.field
+        same = before is not None and before.field == field and not field.text
+        follows = before is not None and before.field.owner == field.owner != ""
+        if before is not None and follows and before.end < span.start and (same or field.path not in seen):
+            filled.append(Span(before.end, span.start, Field(field.path if same else field.owner, field.owner)))
+        seen.add(field.path)
         filled.append(span)
     return tuple(filled)
 

@@ -86,7 +86,7 @@ def _segment(segment: Segment, piece: Piece, offset: int, start: int | None, tok
         start=start,
         tokens=tokens,
         special=segment.token_id is not None,
-        source=piece.span.field.path if piece.span is not None else None,
+        source=_source(segment, piece.span),
     )
     if piece.span is None or not piece.span.field.text:
         return shown
@@ -97,6 +97,13 @@ def _segment(segment: Segment, piece: Piece, offset: int, start: int | None, tok
     if json.dumps(field.text, ensure_ascii=False)[1:-1] == shown.text:
         return msgspec.structs.replace(shown, offset=field.skipped, escaped=True)
     return shown
+
+
+def _source(segment: Segment, span: Span | None) -> str | None:
+    """A control token between the texts of a tool or a call is the template's."""
+    if span is None or (segment.token_id is not None and not span.field.text):
+        return None
+    return span.field.path
 
 
 def _token_chars(text: str, token_ids: Sequence[int], token_bytes: Callable[[int], bytes]) -> list[int] | None:
