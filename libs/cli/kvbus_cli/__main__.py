@@ -24,6 +24,7 @@ VERBS = {
     "nats": Verb("kvbus_cli.nats_command", "run the embedded nats-server in the foreground"),
     "model": Verb("kvbus_cli.model_command", "list and prepare the models that come with kvbus"),
     "chat": Verb("kvbus_cli.chat.command", "chat in the terminal; shows TTFT, tokens/s and cached tokens per turn"),
+    "prompt": Verb("kvbus_cli.prompt.command", "the prompt of a request, and where the prompts of two requests part"),
     "events": Verb("kvbus_cli.events.command", "follow the KV event stream"),
     "bench": Verb("kvbus_cli.bench.command", "measurements: bench startup, bench frontend, bench prefix-stability"),
     "check-config": Verb("kvbus_cli.service_verbs", "print the effective settings of a service and start nothing"),
