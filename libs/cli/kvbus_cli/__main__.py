@@ -23,6 +23,9 @@ VERBS = {
     "up": Verb("kvbus_cli.up.command", "start the whole system on this machine, bus included"),
     "nats": Verb("kvbus_cli.nats_command", "run the embedded nats-server in the foreground"),
     "model": Verb("kvbus_cli.model_command", "list and prepare the models that come with kvbus"),
+    "connect": Verb(
+        "kvbus_cli.connect.command", "configurations of agents (Claude Code, Codex, ..) for a running server"
+    ),
     "chat": Verb("kvbus_cli.chat.command", "chat in the terminal; shows TTFT, tokens/s and cached tokens per turn"),
     "prompt": Verb("kvbus_cli.prompt.command", "the prompt of a request, and where the prompts of two requests part"),
     "events": Verb("kvbus_cli.events.command", "follow the KV event stream"),

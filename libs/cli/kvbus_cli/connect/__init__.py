@@ -1,0 +1,1 @@
+"""`kvbus connect`: configurations of agents for a running server."""

@@ -1,0 +1,29 @@
+"""Qwen Code: a model of the provider ``openai`` in ``.qwen/settings.json``."""
+
+from kvbus_cli.connect.configuration import Client, ConfigFile, Configuration, Connection
+
+_KEY_VARIABLE = "KVBUS_API_KEY"
+
+
+def configure(connection: Connection) -> Configuration:
+    key = connection.key
+    model = {
+        "id": connection.model,
+        "name": f"{connection.model} (kvbus)",
+        "baseUrl": connection.v1_url,
+        "envKey": key.variable or _KEY_VARIABLE,
+        "generationConfig": {
+            "contextWindowSize": connection.context_tokens,
+            "samplingParams": {"max_tokens": connection.output_tokens},
+        },
+    }
+    settings = {
+        **({} if key.variable else {"env": {_KEY_VARIABLE: key.text}}),
+        "modelProviders": {"openai": [model]},
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {"name": connection.model},
+    }
+    return Configuration(command="qwen", files=(ConfigFile(path=".qwen/settings.json", content=settings),))
+
+
+CLIENT = Client(name="qwen", title="Qwen Code", apis=("chat",), first_prompt_tokens=19_000, configure=configure)
