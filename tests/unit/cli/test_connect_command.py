@@ -87,7 +87,7 @@ def test_files_are_written_below_the_given_folder(
 
 def test_what_no_file_holds_is_still_printed(server: Server, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["codex", "--url", server.url, "--write", str(home), "--api-key", "k"]) == 0
-    assert "export KVBUS_API_KEY=k\n" in capsys.readouterr().out
+    assert "export LOCAL_LLM_API_KEY=k\n" in capsys.readouterr().out
 
 
 def test_the_server_is_asked_with_the_key(

@@ -3,7 +3,7 @@
 from kvbus_cli.connect.configuration import PROVIDER, Client, ConfigFile, Configuration, Connection
 
 CATALOG = ".codex/kvbus-models.json"
-_KEY_VARIABLE = "KVBUS_API_KEY"
+_KEY_VARIABLE = "LOCAL_LLM_API_KEY"  # not KVBUS_: services refuse names of that kind that they do not know
 _COMPACT_AT = 0.8
 """Share of the context at which the history is condensed."""
 

@@ -2,7 +2,7 @@
 
 from kvbus_cli.connect.configuration import Client, ConfigFile, Configuration, Connection
 
-_KEY_VARIABLE = "KVBUS_API_KEY"
+_KEY_VARIABLE = "LOCAL_LLM_API_KEY"  # not KVBUS_: services refuse names of that kind that they do not know
 
 
 def configure(connection: Connection) -> Configuration:
