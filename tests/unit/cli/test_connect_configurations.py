@@ -19,7 +19,7 @@ CONNECTION = Connection(
     model="tide-coder",
     context_tokens=131_072,
     output_tokens=32_000,
-    home="/home/user",
+    home="/home/kvbus",
     reasons=True,
 )
 SPOKEN = [(client.name, api) for client in CLIENTS.values() for api in client.apis]
