@@ -5,9 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import settings
 
 from kvbus_runtime.service import kvbus_version
 from kvbus_testkit.nats import NatsServer
+
+# How long one example takes says how busy the machine is, no more.
+settings.register_profile("kvbus", deadline=None)
+settings.load_profile("kvbus")
 
 collect_ignore = ["agents"]
 """They need npm; `make agents` names them."""

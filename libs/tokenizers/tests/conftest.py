@@ -1,0 +1,5 @@
+from hypothesis import settings
+
+# How long one example takes says how busy the machine is, no more.
+settings.register_profile("tokenizers", deadline=None)
+settings.load_profile("tokenizers")
