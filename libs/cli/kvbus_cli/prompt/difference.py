@@ -9,7 +9,7 @@ import msgspec
 
 from kvbus_protocols.prompt_view import PromptSegment, PromptView
 
-CONTEXT_CHARS = 80
+CONTEXT_CHARS = 48
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

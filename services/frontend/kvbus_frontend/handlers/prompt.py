@@ -15,10 +15,10 @@ from kvbus_frontend.core.field_marks import Marking, Reseal
 from kvbus_frontend.core.prompt_rules import changed_texts, conversation_rules, stability_rules
 from kvbus_frontend.core.prompt_sources import Sources, marked_finder, sources_of
 from kvbus_frontend.core.prompt_view import blocks_of, segments_of
-from kvbus_frontend.core.response_ids import new_response_id
+from kvbus_frontend.core.response_ids import id_root, new_response_id
 from kvbus_frontend.core.sampling import salt_of
 from kvbus_frontend.core.stability import Stability
-from kvbus_frontend.core.stored_responses import references
+from kvbus_frontend.core.stored_responses import references, with_ids
 from kvbus_frontend.core.written_calls import WrittenCall
 from kvbus_frontend.handlers.api import Api, Ticket
 from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow, rendered
@@ -107,14 +107,14 @@ class ResponsesReader:
                 tools=document.get(tools),
                 tool_choice=document.get("tool_choice"),
             )
-            marked = Items(document.get("previous_response_id", []), asked.items)
+            marked = Items(document.get("previous_response_id", []), with_ids(asked.items, id_root(ticket.request_id)))
             return self._flow.prompted(asked, marked, said).conversation
 
         def begin(ticket: Ticket, conversation: Conversation) -> Awaitable[Begun]:
             truncate = request.truncation == "auto"
             return self._flow.begin(ticket, conversation, size_bytes=len(body), truncate=truncate)
 
-        document = {name: value for name, value in members.items() if value}
+        document = {name: value for name, value in members.items() if value is not None}
         restored = (PromptRule(rule="session-tools", text="a compaction without tools has those of its session"),)
         return Asked(document, conversation, begin, self._flow.resealed, restored if tools != "tools" else ())
 
