@@ -9,6 +9,8 @@ from tests.agents.system import line
 
 pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.version)
 
+BLOCK_SIZE = 16
+
 
 @pytest.mark.parametrize("model_format", ["xml", "hermes"])
 def test_a_tool_loop_writes_a_file_and_runs_a_command(
@@ -96,17 +98,18 @@ def test_a_second_session_in_the_same_folder_finds_the_first_ones_prompt(
 def test_a_tool_that_is_searched_for_shows_where_it_was_found(client: ClaudeCode, start_stage: StartStage) -> None:
     stage = start_stage(client)
     turn = stage.model.turn
-    search = Call("ToolSearch", {"query": "select:WebFetch,NotebookEdit"})
+    search = Call("ToolSearch", {"query": "select:CronList"})
     stage.play(
+        line("tool_use_error", turn("There is no such tool.", thought="Oh.")),
         line("FIND-A-TOOL", turn("I search.", thought="It is not at hand.", calls=[search])),
-        line("notebook_path", turn("Found both.", thought="There they are.")),
+        line("<functions>", turn("Found it.", thought="There it is.")),
     )
-    stage.check_went_well(stage.ask("Please FIND-A-TOOL."), "Found both.")
+    # Older versions search with servers that they do not know only when told to.
+    stage.check_went_well(stage.ask("Please FIND-A-TOOL.", environment={"ENABLE_TOOL_SEARCH": "true"}), "Found it.")
     first, last = stage.generations
-    assert "NotebookEdit" not in [tool["name"] for tool in first.json["tools"]]
-    assert {"WebFetch", "NotebookEdit"} <= {tool["name"] for tool in last.json["tools"] if tool.get("defer_loading")}
-    # What is new in the prompt are the two schemas.
-    stage.check_turns_cached(0.9)
+    assert "CronList" not in [tool["name"] for tool in first.json["tools"]]
+    assert "CronList" in [tool["name"] for tool in last.json["tools"] if tool.get("defer_loading")]
+    stage.check_turns_cached()
 
 
 def test_a_sub_agent_runs_and_reports(client: ClaudeCode, start_stage: StartStage) -> None:
@@ -131,20 +134,22 @@ def test_compaction_keeps_the_prefix_and_the_session_goes_on(client: ClaudeCode,
     turn = stage.model.turn
     stage.play(
         line("TELL-ME-OF-TIDES", turn("They come and go. " * 200, thought="Long story.")),
+        line("AND-THE-WIND", turn("It blows.", thought="Short.")),
         line("create a detailed summary", turn("<summary>We spoke of tides.</summary>", thought="Sum up.")),
         line("GO-ON-THEN", turn("They still do.", thought="Next.")),
     )
     stage.check_went_well(stage.ask("TELL-ME-OF-TIDES"), "They come and go.")
+    stage.check_went_well(stage.ask("AND-THE-WIND", resume=True), "It blows.")  # one answer is too little to compact
     stage.check_went_well(stage.ask("/compact", resume=True), "")
     stage.check_went_well(stage.ask("GO-ON-THEN", resume=True), "They still do.")
-    told, compaction, after = stage.generations
+    _, told, compaction, after = stage.generations
     assert after.in_prompt("We spoke of tides.")
     assert not after.in_prompt("They come and go.")
     assert told.usage is not None
     assert compaction.usage is not None
-    assert compaction.usage.cached_tokens >= told.usage.prompt_tokens
+    assert compaction.usage.cached_tokens >= told.usage.prompt_tokens - 3 * BLOCK_SIZE
     # The instructions for the summary are new.
-    stage.check_cached(compaction, 0.89, "compaction")
+    stage.check_cached(compaction, 0.88, "compaction")
     stage.check_cached(after, 0.6, "after compaction")
 
 
