@@ -23,7 +23,7 @@ REQUESTS = {
     **{name: Request("/v1/messages", claude_headers(), body) for name, body in messages_requests().items()},
 }
 APIS = {"/v1/chat/completions": "chat", "/v1/responses": "responses", "/v1/messages": "messages"}
-MUTATIONS = 4
+MUTATIONS = 3
 KNOWN_SHARE = 0.85
 """Of the text. The rest is the template's."""
 
@@ -96,3 +96,15 @@ async def test_what_prompt_stability_does_to_a_request_of_claude_code_is_told(cl
     assert rules["anthropic-preamble"]["text"] == body["system"][0]["text"]
     deferred = [rule["source"] for rule in view["rules"] if rule["rule"] == "deferred-tool"]
     assert deferred == [f"tools[{i}]" for i, tool in enumerate(body["tools"]) if tool.get("defer_loading")]
+
+
+async def test_the_environment_that_is_moved_before_the_question_is_told_where_it_stands(cluster: Any) -> None:
+    await start(cluster, "qwen35")
+    body = claude_code()
+    _, view = await shown(cluster, Request("/v1/messages", claude_headers(), body), body)
+    assert [rule["source"] for rule in view["rules"] if rule["rule"] == "claude-environment"] == [
+        "messages[1].content[0].text"
+    ]
+    sources = [segment["source"] for segment in view["segments"] if segment.get("source", "").startswith("messages")]
+    assert sources[0] == "messages[1].content[0].text"
+    assert sources[-1].startswith("messages[0].content")
