@@ -31,6 +31,7 @@ class ClaudeCode(msgspec.Struct, frozen=True):
             "ANTHROPIC_BASE_URL": site.url,
             "ANTHROPIC_AUTH_TOKEN": "local",
             "ANTHROPIC_MODEL": site.model,
+            **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": site.model for tier in ("OPUS", "SONNET", "HAIKU")},
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(site.context_length),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_TELEMETRY": "1",
