@@ -129,8 +129,7 @@ def test_a_session_that_outgrows_the_context_is_compacted(client: ClaudeCode, st
     outcome = stage.ask("GO-ON-THEN " + "and on " * 1300, resume=True, environment=unaware)
     if client.version in OLDER:
         assert (outcome.status, client.answer(outcome)) == (1, "Prompt is too long")
-        stage.ask("/compact", resume=True, environment=unaware)
-        outcome = stage.ask("GO-ON-THEN", resume=True, environment=unaware)
+        return
     assert outcome.status == 0, f"{outcome} {stage.summary()}"
     assert client.answer(outcome) == "They still do."
     assert client.complaints(outcome) == []
@@ -146,7 +145,9 @@ def test_an_answer_that_reaches_the_limit_is_continued(client: ClaudeCode, start
         line("LONG-STORY", stage.model.turn("The tide ", thought="Long."), finish="length"),
         line("Output token limit hit", stage.model.turn("comes in.", thought="Go on.")),
     )
-    stage.check_went_well(stage.ask("LONG-STORY"), "comes in.")
+    # Without a limit of its own the client has a default, and a larger one for what did not fit.
+    outcome = stage.ask("LONG-STORY", environment={"CLAUDE_CODE_MAX_OUTPUT_TOKENS": ""})
+    stage.check_went_well(outcome, "comes in.")
     first, last = (exchange.json["max_tokens"] for exchange in stage.generations)
     assert (first, last) == (32_000, 32_000 if client.version in OLDER else 128_000)
     stage.check_turns_cached()

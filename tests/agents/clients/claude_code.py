@@ -1,10 +1,12 @@
-"""Claude Code: `claude -p` over the Messages API."""
+"""Claude Code: `claude -p` over the Messages API, with the variables that `kvbus connect claude` gives."""
 
 import json
 from collections.abc import Mapping
 
 import msgspec
 
+from kvbus_cli.connect.claude import CLIENT
+from kvbus_cli.connect.configuration import Connection
 from tests.agents.client import Outcome, Site
 from tests.agents.pins import folder_of, versions_of
 
@@ -27,13 +29,18 @@ class ClaudeCode(msgspec.Struct, frozen=True):
         (site.home / ".claude.json").write_text(json.dumps(settings))
 
     def environment(self, site: Site) -> Mapping[str, str]:
+        connection = Connection(
+            url=site.url,
+            model=site.model,
+            context_tokens=site.context_length,
+            output_tokens=32_000,
+            home=str(site.home),
+            api="messages",
+            reasons=True,
+        )
         return {
-            "ANTHROPIC_BASE_URL": site.url,
+            **CLIENT.configure(connection).variables,
             "ANTHROPIC_AUTH_TOKEN": "local",
-            "ANTHROPIC_MODEL": site.model,
-            **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": site.model for tier in ("OPUS", "SONNET", "HAIKU")},
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(site.context_length),
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_TELEMETRY": "1",
             # Tools may run without asking, also as root, only where that is declared harmless.
             "IS_SANDBOX": "1",
