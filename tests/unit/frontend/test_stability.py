@@ -141,6 +141,15 @@ def test_openclaw_sessions_have_one_prompt() -> None:
     )
 
 
+def test_openclaw_sessions_have_one_prompt_whose_instructions_end_in_the_ids() -> None:
+    """As over Messages and Responses."""
+    first, second = (
+        stabilised(system(AGENT, f"## Runtime\n{RUNTIME.format(session=name, id=name)}"), USER) for name in ("a:b", "c")
+    )
+    assert first == second
+    assert first[0] == system(AGENT, "## Runtime\nRuntime: agent=main | host=build-host | model=m")
+
+
 def test_only_the_first_user_turn_is_searched_for_a_runtime_line() -> None:
     turns = (USER, user(RUNTIME.format(session="s", id="i")))
     assert stabilised(*turns) == turns

@@ -30,6 +30,9 @@ class Rule(msgspec.Struct, frozen=True):
     turns: int = 1
 
 
+_OPENCLAW_IDS = re.compile(r"^(Runtime: [^\n]*?)(?: \| (?:session|sessionId)=[^|\n]*?(?= \||$))+", re.MULTILINE)
+"""In "Runtime: agent=main | session=... | sessionId=... | host=... | model=...": ids only, the rest of the line stays."""
+
 RULES = (
     Rule(
         "anthropic-preamble",
@@ -40,20 +43,14 @@ RULES = (
         # the first user text, in some versions (cch=) per request.
         re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*(?:\n\s*|\Z)"),
     ),
-    Rule(
-        "openclaw-session",
-        "OpenClaw",
-        "user",
-        "Runtime: ",
-        # "Runtime: agent=main | session=... | sessionId=... | host=... | model=...": ids only, the rest of the line stays.
-        re.compile(r"^(Runtime: [^\n]*?)(?: \| (?:session|sessionId)=[^|\n]*?(?= \||$))+", re.MULTILINE),
-        replacement=r"\1",
-    ),
+    # The line ends the first question over Chat, the instructions over Messages and Responses.
+    Rule("openclaw-session", "OpenClaw", "user", "Runtime: ", _OPENCLAW_IDS, r"\1"),
+    Rule("openclaw-session", "OpenClaw", "system", "Runtime: ", _OPENCLAW_IDS, r"\1"),
 )
 ENVIRONMENT_FIRST = "claude-environment"
 """The one rule that moves text, by `_environment_first`."""
 
-RULE_NAMES = (*(rule.name for rule in RULES), ENVIRONMENT_FIRST)
+RULE_NAMES = (*dict.fromkeys(rule.name for rule in RULES), ENVIRONMENT_FIRST)
 """Each can be switched off by its name."""
 
 
