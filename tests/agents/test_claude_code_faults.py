@@ -94,7 +94,6 @@ def test_a_connection_that_breaks_in_mid_answer_is_no_loss(client: ClaudeCode, s
     assert client.complaints(outcome) == []
     assert [exchange.status for exchange in stage.generations] == [200, 200]
     eventually_sync(lambda: stage.system.worker_metric(OPEN) == 0, what="the end of both requests")
-    # The client goes on in another way than it began when its first answer did not come whole.
     stage.check_cached(stage.generations[-1], 0.97, "after the cut")
 
 
