@@ -14,6 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from kvbus_testkit.timing import eventually_sync
+from tests.agents.client import RUN_TIMEOUT_S
 from tests.agents.exchange import Exchange
 
 _HOP_BY_HOP = frozenset(
@@ -58,14 +59,17 @@ class Recorder:
         self._exchanges.clear()
 
     def cut_next(self, after_chunks: int) -> None:
-        """Break the client's connection once so many pieces of its next generation's answer have passed."""
+        """Break the client's connection once so many pieces of its next generation's answer have passed; on a WebSocket, so
+        many frames of any answer."""
         self._faults.append(_Cut(after_chunks))
 
     def refuse_next(self, status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
         """Answer the next generation as a gateway does that is busy itself; it does not get to the server."""
         self._faults.append(_Refusal(status, body, headers or {}))
 
-    def wait_for(self, condition: Callable[[list[Exchange]], bool], what: str, timeout_s: float = 30.0) -> None:
+    def wait_for(
+        self, condition: Callable[[list[Exchange]], bool], what: str, timeout_s: float = RUN_TIMEOUT_S
+    ) -> None:
         eventually_sync(lambda: condition(self.generations), timeout_s=timeout_s, what=what)
 
     def __enter__(self) -> "Recorder":
@@ -165,9 +169,10 @@ class Recorder:
         opening.status = 101
         client = web.WebSocketResponse(max_msg_size=0)
         await client.prepare(request)
+        asked: list[Exchange] = []
         pumps = [
-            asyncio.create_task(self._pump_requests(request, client, server)),
-            asyncio.create_task(self._pump_answers(client, server)),
+            asyncio.create_task(self._pump_requests(request, client, server, asked)),
+            asyncio.create_task(self._pump_answers(request, client, server, asked)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -182,33 +187,56 @@ class Recorder:
         return client
 
     async def _pump_requests(
-        self, request: web.Request, client: web.WebSocketResponse, server: "aiohttp.ClientWebSocketResponse[Any]"
+        self,
+        request: web.Request,
+        client: web.WebSocketResponse,
+        server: "aiohttp.ClientWebSocketResponse[Any]",
+        asked: list[Exchange],
     ) -> None:
         async for message in client:
             if message.type is aiohttp.WSMsgType.TEXT:
                 exchange = self._record(request, "WS", message.data.encode())
                 exchange.frames, exchange.status = [], 200
+                asked.append(exchange)
                 await server.send_str(message.data)
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await server.send_bytes(message.data)
 
     async def _pump_answers(
-        self, client: web.WebSocketResponse, server: "aiohttp.ClientWebSocketResponse[Any]"
+        self,
+        request: web.Request,
+        client: web.WebSocketResponse,
+        server: "aiohttp.ClientWebSocketResponse[Any]",
+        asked: list[Exchange],
     ) -> None:
+        """Answers come one after the other: a frame belongs to the oldest request of the connection that is not over."""
         async for message in server:
             if message.type is aiohttp.WSMsgType.TEXT:
-                self._keep_frame(message.data)
+                pending = next((exchange for exchange in asked if not exchange.over), None)
+                if pending is not None and self._is_cut_here(pending):
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return
+                if pending is not None:
+                    _keep_frame(pending, message.data)
                 await client.send_str(message.data)
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await client.send_bytes(message.data)
 
-    def _keep_frame(self, frame: str) -> None:
-        """Answers come one after the other: a frame belongs to the oldest request that is not over."""
-        pending = next((e for e in self._exchanges if e.frames is not None and not e.over), None)
-        if pending is not None and pending.frames is not None:
-            pending.frames.append(frame)
-            kind = json.loads(frame).get("type")
-            pending.over = kind in ("response.completed", "response.failed", "response.incomplete", "error")
+    def _is_cut_here(self, pending: Exchange) -> bool:
+        fault = self._faults[0] if self._faults else None
+        if not isinstance(fault, _Cut) or len(pending.frames or ()) < fault.after_chunks:
+            return False
+        self._faults.pop(0)
+        pending.over = pending.disconnected = True
+        return True
+
+
+def _keep_frame(exchange: Exchange, frame: str) -> None:
+    assert exchange.frames is not None
+    exchange.frames.append(frame)
+    kind = json.loads(frame).get("type")
+    exchange.over = kind in ("response.completed", "response.failed", "response.incomplete", "error")
 
 
 def _passed_on(headers: Any) -> CIMultiDict[str]:
