@@ -13,7 +13,7 @@ import msgspec
 from kvbus_testkit.timing import scaled
 from tests.agents.pins import node_bin
 
-RUN_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 240.0
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
