@@ -68,9 +68,9 @@ def test_an_engine_that_fails_in_mid_answer_is_told_of_and_asked_to_go_on(
         line("cut off mid-stream", stage.model.turn("ile.", thought="Go on.")),
     )
     outcome = stage.ask("LOOK-AROUND")
-    assert stage.generations[1].events[-1]["error"]["message"] == "the engine broke"
+    assert stage.generations[1].events[-1]["error"]["message"] == "Internal server error: the engine broke"
     if client.version in OLDER:
-        assert (outcome.status, client.answer(outcome)) == (1, "API Error: the engine broke")
+        assert (outcome.status, client.answer(outcome)) == (1, "API Error: Internal server error: the engine broke")
         outcome = stage.ask("cut off mid-stream", resume=True)
     assert outcome.status == 0, stage.summary()
     assert client.complaints(outcome) == []

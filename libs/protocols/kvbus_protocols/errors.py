@@ -61,6 +61,8 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+_ANTHROPIC_WORDS = {500: "Internal server error", 503: "Overloaded", 504: "Request timed out", 529: "Overloaded"}
+"""Its own words for what may be tried again: in mid-stream there is no status, and OpenClaw goes by the words, not by the type."""
 
 TRANSIENT = (429, 503, 529)
 RETRY_AFTER_S = 1.0
@@ -153,6 +155,8 @@ def _anthropic_message(error: ApiError) -> str:
     if isinstance(error, ContextOverflow):
         found = max(error.prompt_tokens, error.limit + 1)  # a prompt that just fits leaves no room for an answer
         return f"prompt is too long: {found} tokens > {error.limit} maximum"
+    if words := _ANTHROPIC_WORDS.get(error.status):
+        return f"{words}: {error.message}"
     if error.param and error.param not in error.message:
         return f"{error.param}: {error.message}"
     return error.message

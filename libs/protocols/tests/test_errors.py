@@ -34,14 +34,30 @@ from kvbus_protocols import (
     ],
 )
 def test_every_status_has_its_anthropic_type(status: int, kind: str) -> None:
-    body = msgspec.json.decode(msgspec.json.encode(anthropic_body(ApiError(status, "what happened"), "req_1")))
-    assert body == {"type": "error", "error": {"type": kind, "message": "what happened"}, "request_id": "req_1"}
+    body = anthropic_body(ApiError(status, "what happened"), "req_1")
+    assert (body.error.type, body.request_id) == (kind, "req_1")
+    assert body.error.message.endswith("what happened")
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "what happened"),
+        (500, "Internal server error: what happened"),
+        (501, "what happened"),
+        (503, "Overloaded: what happened"),
+        (504, "Request timed out: what happened"),
+        (529, "Overloaded: what happened"),
+    ],
+)
+def test_what_may_be_tried_again_is_said_in_anthropics_words(status: int, message: str) -> None:
+    assert anthropic_body(ApiError(status, "what happened")).error.message == message
 
 
 def test_the_request_id_is_left_out_where_there_is_none() -> None:
-    assert msgspec.to_builtins(anthropic_body(ApiError(500, "x"))) == {
+    assert msgspec.to_builtins(anthropic_body(ApiError(400, "x"))) == {
         "type": "error",
-        "error": {"type": "api_error", "message": "x"},
+        "error": {"type": "invalid_request_error", "message": "x"},
     }
 
 

@@ -157,7 +157,11 @@ async def test_an_engine_that_fails_raises_the_same_error_from_both_kinds_of_ans
             async with client.messages.stream(**request("")) as stream:
                 await stream.get_final_message()
     bodies: list[Any] = [whole.value.body, streamed.value.body]
-    assert bodies[0]["error"] == bodies[1]["error"] == {"type": "api_error", "message": "the engine has failed"}
+    assert (
+        bodies[0]["error"]
+        == bodies[1]["error"]
+        == {"type": "api_error", "message": "Internal server error: the engine has failed"}
+    )
 
 
 async def test_refusals_are_the_errors_that_the_client_knows(cluster: Any) -> None:

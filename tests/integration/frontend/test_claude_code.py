@@ -154,7 +154,7 @@ async def test_a_full_cluster_says_when_to_come_back(cluster: Any, stream: bool)
     async with cluster.session.post(MESSAGES, json={**claude_code(), "stream": stream}) as response:
         found = msgspec.json.decode(await response.read())
     assert (response.status, response.headers["Retry-After"]) == (503, "3")
-    assert found["error"] == {"type": "overloaded_error", "message": "the queue is full"}
+    assert found["error"] == {"type": "overloaded_error", "message": "Overloaded: the queue is full"}
 
 
 @pytest.mark.parametrize("path", ["/", "/api/hello"])

@@ -231,7 +231,7 @@ async def test_an_error_in_the_stream_is_its_last_event(cluster: Any) -> None:
     cluster.worker.play = play
     events = await events_of(cluster)
     assert events[-1]["type"] == "error"
-    assert events[-1]["error"] == {"type": "api_error", "message": "the engine has failed"}
+    assert events[-1]["error"] == {"type": "api_error", "message": "Internal server error: the engine has failed"}
     assert "message_stop" not in {event["type"] for event in events}
     status, found = await cluster.post("/v1/messages", body())
     assert (status, found["type"], found["error"]["type"]) == (500, "error", "api_error")

@@ -231,7 +231,7 @@ def test_an_error_ends_the_stream_by_an_event_of_its_own() -> None:
     assert events == [
         {
             "type": "error",
-            "error": {"type": "overloaded_error", "message": "no worker is left"},
+            "error": {"type": "overloaded_error", "message": "Overloaded: no worker is left"},
             "request_id": "msg_1",
         }
     ]
