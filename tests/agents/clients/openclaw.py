@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvbus_cli.connect import command as connect
-from kvbus_cli.connect.configuration import Api
+from kvbus_cli.connect.configuration import PROVIDER, Api
 from tests.agents.client import Outcome, Site
 from tests.agents.model_formats import Call
 from tests.agents.pins import folder_of, versions_of
@@ -36,8 +36,17 @@ class OpenClaw(msgspec.Struct, frozen=True):
 
     def change_settings(self, site: Site, changes: Mapping[str, object]) -> None:
         """Merge this into its settings."""
-        file = site.home / ".openclaw" / "openclaw.json"
+        file = self._settings(site)
         file.write_text(json.dumps(_merged(json.loads(file.read_text()), changes)))
+
+    def change_model(self, site: Site, changes: Mapping[str, object]) -> None:
+        """Change what it has been told of the model."""
+        provider = json.loads(self._settings(site).read_text())["models"]["providers"][PROVIDER]
+        models = [{**model, **changes} for model in provider["models"]]
+        self.change_settings(site, {"models": {"providers": {PROVIDER: {"models": models}}}})
+
+    def _settings(self, site: Site) -> Path:
+        return site.home / ".openclaw" / "openclaw.json"
 
     def environment(self, site: Site) -> Mapping[str, str]:
         # Compiling its code takes longer than most runs.
