@@ -64,6 +64,9 @@ _ANTHROPIC_TYPES = {
 _ANTHROPIC_WORDS = {500: "Internal server error", 503: "Overloaded", 504: "Request timed out", 529: "Overloaded"}
 """Its own words for what may be tried again: in mid-stream there is no status, and OpenClaw goes by the words, not by the type."""
 
+_OPENAI_WORDS = {500: "Internal server error", 503: "Service unavailable", 504: "Request timed out"}
+"""Likewise: pi and OpenClaw try a Chat stream again by these words."""
+
 TRANSIENT = (429, 503, 529)
 RETRY_AFTER_S = 1.0
 """Of these where nobody knows better: they always say when, since without it Codex gives up at once on a 429."""
@@ -141,7 +144,9 @@ def context_length_exceeded(*, limit: int, prompt_tokens: int, completion_tokens
 
 
 def openai_body(error: ApiError) -> ErrorBody:
-    return ErrorBody(ErrorDetail(error.message, error.error_type, error.param, error.code))
+    words = _OPENAI_WORDS.get(error.status)
+    message = f"{words}: {error.message}" if words else error.message
+    return ErrorBody(ErrorDetail(message, error.error_type, error.param, error.code))
 
 
 def anthropic_body(error: ApiError, request_id: str | None = None) -> AnthropicErrorBody:

@@ -54,6 +54,21 @@ def test_what_may_be_tried_again_is_said_in_anthropics_words(status: int, messag
     assert anthropic_body(ApiError(status, "what happened")).error.message == message
 
 
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "what happened"),
+        (429, "what happened"),
+        (500, "Internal server error: what happened"),
+        (501, "what happened"),
+        (503, "Service unavailable: what happened"),
+        (504, "Request timed out: what happened"),
+    ],
+)
+def test_what_may_be_tried_again_is_told_by_its_words_from_what_may_not(status: int, message: str) -> None:
+    assert openai_body(ApiError(status, "what happened")).error.message == message
+
+
 def test_the_request_id_is_left_out_where_there_is_none() -> None:
     assert msgspec.to_builtins(anthropic_body(ApiError(400, "x"))) == {
         "type": "error",

@@ -146,7 +146,8 @@ async def test_an_error_in_mid_stream_is_an_event_and_ends_the_stream(cluster: A
     cluster.worker.play = play
     events = await cluster.chat_stream()
     assert cluster.text(events) == "some"
-    assert events[-1] == {"error": {"message": "it broke", "type": "server_error", "param": None, "code": "internal"}}
+    message = "Internal server error: it broke"
+    assert events[-1] == {"error": {"message": message, "type": "server_error", "param": None, "code": "internal"}}
 
 
 async def test_one_failed_choice_ends_the_others(cluster: Any) -> None:
@@ -159,7 +160,7 @@ async def test_one_failed_choice_ends_the_others(cluster: Any) -> None:
 
     cluster.worker.play = play
     status, body = await cluster.chat(n=2)
-    assert (status, body["error"]["message"]) == (500, "it broke")
+    assert (status, body["error"]["message"]) == (500, "Internal server error: it broke")
     await eventually(lambda: cluster.worker.cancels)
     assert (cluster.worker.cancels[0].request_id[-2:], cluster.worker.cancels[0].reason) == ("-0", "failed")
 
