@@ -187,7 +187,7 @@ class Cluster:
 
     def __init__(self, nats_url: str, namespace: str, stack: AsyncExitStack) -> None:
         self.common: dict[str, Any] = {"nats": nats_url, "namespace": namespace, "health_port": -1}
-        self._stack = stack
+        self.stack = stack
         self.session: aiohttp.ClientSession
         self.url = ""
         self.router: FakeRouter
@@ -208,7 +208,7 @@ class Cluster:
             await worker.start(self.card)
             return worker
 
-        running = await self._stack.enter_async_context(
+        running = await self.stack.enter_async_context(
             host("worker", CommonSettings(**self.common, instance_id=instance), start)
         )
         assert isinstance(running.app, FakeWorker)
@@ -220,7 +220,7 @@ class Cluster:
             await router.start()
             return router
 
-        running = await self._stack.enter_async_context(
+        running = await self.stack.enter_async_context(
             host("router", CommonSettings(**self.common, instance_id="router"), start)
         )
         assert isinstance(running.app, FakeRouter)
@@ -233,12 +233,12 @@ class Cluster:
             "retry_pause_s": 0.01,
             "drain_timeout_s": 1.0,
         }
-        self.frontend = await self._stack.enter_async_context(
+        self.frontend = await self.stack.enter_async_context(
             host("frontend", FrontendSettings(**self.common, **{**defaults, **settings}), start_frontend)
         )
         assert isinstance(self.frontend.app, Frontend)
         self.url = self.frontend.app.url
-        self.session = await self._stack.enter_async_context(aiohttp.ClientSession(self.url))
+        self.session = await self.stack.enter_async_context(aiohttp.ClientSession(self.url))
 
     async def start(
         self, *, bundle: ModelBundle | None = None, card: dict[str, Any] | None = None, **settings: Any

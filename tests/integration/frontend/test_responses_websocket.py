@@ -42,7 +42,10 @@ class Socket:
 
 
 async def connect(cluster: Any) -> Socket:
-    return Socket(await cluster.session.ws_connect("/v1/responses"))
+    """Closed at the end of the test."""
+    socket = await cluster.session.ws_connect("/v1/responses")
+    cluster.stack.push_async_callback(socket.close)
+    return Socket(socket)
 
 
 async def test_turns_come_one_after_the_other_with_the_events_of_a_stream(cluster: Any) -> None:

@@ -13,12 +13,13 @@ import pytest_asyncio
 
 pytest.importorskip("torch")
 
+from kvbus_testkit.timing import scaled
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.guidance import Guidance
 from kvbus_worker.engines.base import EngineError
 from kvbus_worker.engines.torch import grammars as grammars_module
 from kvbus_worker.engines.torch.grammar import BadGrammar, Source
-from kvbus_worker.engines.torch.grammar_checker import GrammarChecker
+from kvbus_worker.engines.torch.grammar_checker import PATIENCE, GrammarChecker
 from kvbus_worker.engines.torch.grammars import Grammars
 from kvbus_worker.engines.torch.settings import GrammarLimits
 from kvbus_worker.models import tiny
@@ -32,7 +33,7 @@ LONG_PATTERN = "a?" * 20_000
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def checker() -> AsyncIterator[GrammarChecker]:
-    checker = GrammarChecker(limit_s=1, limit_bytes=1 << 30)
+    checker = GrammarChecker(limit_s=1, limit_bytes=1 << 30, patience=scaled(PATIENCE))
     yield checker
     await checker.close()
 
@@ -88,7 +89,7 @@ async def test_a_cancelled_check_ends_its_process(checker: GrammarChecker) -> No
 
 
 async def test_closing_leaves_no_process(checker: GrammarChecker) -> None:
-    own = GrammarChecker(limit_s=1, limit_bytes=1 << 30)
+    own = GrammarChecker(limit_s=1, limit_bytes=1 << 30, patience=scaled(PATIENCE))
     await own.check(Source("regex", "a"))
     child = own._child
     assert child is not None

@@ -14,18 +14,19 @@ from kvbus_worker.engines.torch.grammar import BadGrammar, Source
 CHILD = "kvbus_worker.engines.torch.grammar_check"
 _LINE_BYTES = 64 << 20
 _TOO_EXPENSIVE = "it is too expensive to follow"
-_PATIENCE = 8
+PATIENCE = 8
 """How much longer a check may take than its time on a processor: with so little of that, it is not the grammar's fault."""
 
 
 class GrammarChecker:
     """Has a child process from the first check on. One check at a time. For the event loop.
 
-    ``limit_s``: processor time, in whole seconds.
+    ``limit_s``: processor time, in whole seconds. ``patience``: see `PATIENCE`.
     """
 
-    def __init__(self, limit_s: int, limit_bytes: int) -> None:
+    def __init__(self, limit_s: int, limit_bytes: int, *, patience: float = PATIENCE) -> None:
         self._limit_s = limit_s
+        self._longest_s = limit_s * patience
         self._limit_bytes = limit_bytes
         self._child: asyncio.subprocess.Process | None = None
 
@@ -34,7 +35,7 @@ class GrammarChecker:
         child = await self._running()
         line = json.dumps([source.kind, source.text, source.strict]).encode() + b"\n"
         try:
-            async with asyncio.timeout(self._limit_s * _PATIENCE):
+            async with asyncio.timeout(self._longest_s):
                 answer = await _ask(child, line)
         except TimeoutError as error:
             await self.close()
