@@ -166,3 +166,47 @@ def test_smaller_limits_can_be_given(server: Server, capsys: pytest.CaptureFixtu
     assert "CLAUDE_CODE_MAX_OUTPUT_TOKENS=1000\n" in out
     assert main(["claude", "--url", server.url, "--context", "1000000"]) == 0
     assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS=65536\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        model("m\nEVIL=1"),
+        model("$(id)"),
+        model("`id`"),
+        model('"'),
+        model("\x1b[2J"),
+        model(""),
+        model("m", context_length=-1),
+        model("m", context_length=0),
+        model("m", max_model_len=10**30),
+        model("m", top_provider={"max_completion_tokens": -4}),
+    ],
+)
+@pytest.mark.parametrize("client", ["aider", "codex"])
+def test_a_list_of_models_that_makes_no_sense_is_written_nowhere(
+    client: str, listed: dict[str, Any], server: Server, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.models = (listed,)
+    assert main([client, "--url", server.url, "--write"]) == 2
+    assert list(home.iterdir()) == []
+    err = capsys.readouterr().err
+    assert "cannot be read" in err
+    assert "\x1b" not in err
+
+
+def test_a_list_of_models_that_is_too_deep_or_a_key_that_is_no_header_is_told(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["claude", "--url", server.url, "--api-key", "a\nb"]) == 2
+    assert main(["claude", "--url", server.url, "--context", "-5"]) == 2
+    server.body = b'{"data": [{"id": "m", "x": ' + b"[" * 100_000
+    assert main(["claude", "--url", server.url]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+def test_the_usual_effort_of_the_catalog_is_one_that_it_lists(server: Server, home: Path) -> None:
+    server.models = (model("m", kvbus={"reasoning_efforts": ["none", "low", "high"]}),)
+    assert main(["codex", "--url", server.url, "--write"]) == 0
+    (entry,) = json.loads((home / ".codex/kvbus-models.json").read_text())["models"]
+    assert entry["default_reasoning_level"] in [level["effort"] for level in entry["supported_reasoning_levels"]]

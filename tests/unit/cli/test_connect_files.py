@@ -56,6 +56,7 @@ def test_toml_keeps_its_comments_and_its_tables() -> None:
         ("[1]", "json", "no object"),
         ('{"a": 1}', "json", "something else than an object at a"),
         ('{"a": {"b": 1}}', "json", "something else than a list at a.b"),
+        ('{"a": ' + "[" * 100_000, "json", "no plain JSON"),
         ("a = [", "toml", "no TOML"),
         ("a = 1", "toml", "something else than an object at a"),
     ],
@@ -101,3 +102,42 @@ def test_nothing_is_written_when_one_of_the_files_cannot_be_merged(tmp_path: Pat
     with pytest.raises(CannotWrite, match=r"bad\.json is no plain JSON"):
         write_files((ConfigFile(path="a.json", content={}), ConfigFile(path="bad.json", content={})), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["bad.json"]
+
+
+def test_tables_that_stand_apart_are_one() -> None:
+    existing = '[p.a]\nname = "a"\n\n[tui]\nx = 1\n\n[p.b]\nname = "b"\n'
+    text = merged_text(existing, ConfigFile(path="f", format="toml", content={"p": {"kvbus": {"name": "k"}}}))
+    assert tomllib.loads(text) == {
+        "p": {"a": {"name": "a"}, "b": {"name": "b"}, "kvbus": {"name": "k"}},
+        "tui": {"x": 1},
+    }
+
+
+def test_values_of_an_environment_file_are_one_value_whatever_is_in_them() -> None:
+    content = {"URL": "http://127.0.0.1:8000/v1", "REFERENCE": "${KEY}", "KEY": "a #b'c\\d"}
+    text = merged_text("", ConfigFile(path="f", format="env", content=content))
+    assert text == "URL=http://127.0.0.1:8000/v1\nREFERENCE=${KEY}\nKEY='a #b\\'c\\\\d'\n"
+
+
+def test_the_copy_has_the_bytes_that_were_there(tmp_path: Path) -> None:
+    before = b'{"a": 1,\r\n "half": "\\ud800"}\r\n'
+    (tmp_path / "f.json").write_bytes(before)
+    write_files((ConfigFile(path="f.json", content={"b": 2}),), tmp_path)
+    assert (tmp_path / "f.json.backup-1").read_bytes() == before
+    assert json.loads((tmp_path / "f.json").read_bytes()) == {"a": 1, "half": "\ud800", "b": 2}
+
+
+def test_a_link_to_itself_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "f.json").symlink_to("f.json")
+    with pytest.raises(CannotWrite, match="cannot be read"):
+        write_files((ConfigFile(path="f.json", content={}),), tmp_path)
+
+
+def test_nothing_is_left_behind_when_a_file_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(CannotWrite, match="no space"):
+        write_files((ConfigFile(path="f.json", content={}),), tmp_path)
+    assert list(tmp_path.iterdir()) == []

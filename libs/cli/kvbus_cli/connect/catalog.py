@@ -1,6 +1,7 @@
 """The models that a server lists, and the one to use."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -9,8 +10,13 @@ class NoChoice(Exception):
     """No model fits, or several do; the text is one line for the person at the terminal."""
 
 
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\"'`$\\]+\Z")]
+"""Nothing that could end a line of an environment file, or mean something to a shell: it goes into both."""
+
+
 class Provider(msgspec.Struct, frozen=True):
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Tokens | None = None
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -22,10 +28,10 @@ class Facts(msgspec.Struct, frozen=True):
 class ListedModel(msgspec.Struct, frozen=True):
     """An entry of ``GET /v1/models``, as far as it matters here. ``root``: the model's own name where ``id`` is an alias."""
 
-    id: str
+    id: Name
     root: str | None = None
-    max_model_len: int | None = None
-    context_length: int | None = None
+    max_model_len: Tokens | None = None
+    context_length: Tokens | None = None
     top_provider: Provider = Provider()
     kvbus: Facts = Facts()
 

@@ -1,5 +1,7 @@
 """Codex: a provider in ``.codex/config.toml``, and a catalog that tells what the model can do."""
 
+from collections.abc import Sequence
+
 from kvbus_cli.connect.configuration import PROVIDER, Client, ConfigFile, Configuration, Connection
 
 CATALOG = ".codex/kvbus-models.json"
@@ -52,10 +54,9 @@ def configure(connection: Connection) -> Configuration:
 
 def _catalog_entry(connection: Connection) -> dict[str, object]:
     """All fields that any version since 0.116 insists on, and those that describe the model."""
-    levels = [
-        {"effort": effort, "description": _EFFORTS[effort]} for effort in connection.efforts if effort in _EFFORTS
-    ]
-    default = {"default_reasoning_level": _middle(connection.efforts)} if levels else {}
+    efforts = [effort for effort in connection.efforts if effort in _EFFORTS]
+    levels = [{"effort": effort, "description": _EFFORTS[effort]} for effort in efforts]
+    default = {"default_reasoning_level": _middle(efforts)} if efforts else {}
     return {
         "slug": connection.model,
         "display_name": connection.model,
@@ -78,7 +79,7 @@ def _catalog_entry(connection: Connection) -> dict[str, object]:
     }
 
 
-def _middle(efforts: tuple[str, ...]) -> str:
+def _middle(efforts: Sequence[str]) -> str:
     return "medium" if "medium" in efforts else efforts[0]
 
 

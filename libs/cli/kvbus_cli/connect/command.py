@@ -84,6 +84,8 @@ def _connection(client: Client, arguments: argparse.Namespace, home: Path) -> Co
     if api not in client.apis:
         raise BadArguments(f"{client.title} speaks {', '.join(client.apis)}, not {api}")
     key = ApiKey(text=arguments.api_key or PLACEHOLDER_KEY, variable=arguments.api_key_env)
+    if min(arguments.context, arguments.max_output) < 0:
+        raise BadArguments("--context and --max-output are numbers of tokens")
     url = base_url(arguments.url)
     asked_with = os.environ.get(key.variable, "") if key.variable else arguments.api_key
     model = chosen_model(listed_models(url, asked_with), arguments.model)

@@ -5,6 +5,8 @@ only values that the new settings name are replaced.
 """
 
 import json
+import re
+import tomllib
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -12,6 +14,8 @@ import tomlkit
 import tomlkit.exceptions
 
 from kvbus_cli.connect.configuration import ConfigFile
+
+_BARE = re.compile(r"[\w./:@+=${}-]*")
 
 
 class CannotMerge(Exception):
@@ -31,18 +35,25 @@ def merged_text(existing: str, file: ConfigFile) -> str:
         case "toml":
             return _merged_toml(existing, file.content)
         case "env":
-            return "".join(f"{name}={value}\n" for name, value in file.content.items())
+            return "".join(f"{name}={_env_value(value)}\n" for name, value in file.content.items())
+
+
+def _env_value(value: str) -> str:
+    if _BARE.fullmatch(value):
+        return value
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _merged_json(existing: str, content: Mapping[str, Any]) -> str:
     try:
         settings = json.loads(existing) if existing.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CannotMerge(f"is no plain JSON ({error})") from error
     if not isinstance(settings, dict):
         raise CannotMerge("is JSON, but no object")
     _merge(settings, content, "")
-    return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    return text.encode(errors="backslashreplace").decode()  # half a surrogate pair stays the escape that it was
 
 
 def _merged_toml(existing: str, content: Mapping[str, Any]) -> str:
@@ -52,7 +63,19 @@ def _merged_toml(existing: str, content: Mapping[str, Any]) -> str:
     except tomlkit.exceptions.ParseError as error:
         raise CannotMerge(f"is no TOML ({error})") from error
     _merge(document, content, "")
-    return tomlkit.dumps(document)
+    text = tomlkit.dumps(document)
+    if not _holds(tomllib.loads(text), content):
+        raise CannotMerge("has tables in an order that is not understood")
+    return text
+
+
+def _holds(settings: Any, content: Any) -> bool:
+    """Whether all of the content is there."""
+    if isinstance(content, Mapping):
+        return isinstance(settings, Mapping) and all(
+            key in settings and _holds(settings[key], value) for key, value in content.items()
+        )
+    return isinstance(content, list) or bool(settings == content)
 
 
 def _merge(settings: MutableMapping[str, Any], more: Mapping[str, Any], where: str) -> None:
@@ -60,11 +83,12 @@ def _merge(settings: MutableMapping[str, Any], more: Mapping[str, Any], where: s
         path = f"{where}.{key}" if where else key
         present = settings.get(key)
         if isinstance(value, Mapping):
-            if present is None:
-                present = settings.setdefault(key, {})
-            if not isinstance(present, MutableMapping):
+            if present is None:  # as a whole: what tomlkit gives for a new table may be a copy
+                settings[key] = _copied(value)
+            elif isinstance(present, MutableMapping):
+                _merge(present, value, path)
+            else:
                 raise CannotMerge(f"has something else than an object at {path}")
-            _merge(present, value, path)
         elif isinstance(value, list) and present is not None:
             if not isinstance(present, list):
                 raise CannotMerge(f"has something else than a list at {path}")
@@ -72,6 +96,10 @@ def _merge(settings: MutableMapping[str, Any], more: Mapping[str, Any], where: s
                 _merge_entry(present, entry)
         else:
             settings[key] = value
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _merge_entry(entries: list[Any], new: Any) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from kvbus_cli.connect.catalog import ListedModel, ModelList
 
 TIMEOUT_S = 10.0
+_LONGEST_LIST = 16 << 20
 
 
 class ServerSilent(Exception):
@@ -31,7 +32,9 @@ def listed_models(url: str, key: str) -> tuple[ListedModel, ...]:
     try:
         connection.request("GET", f"{parts.path}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()
-        status, body = response.status, response.read()
+        status, body = response.status, response.read(_LONGEST_LIST)
+    except ValueError as error:
+        raise ServerSilent(f"{url} cannot be asked: the address or the key has characters that HTTP has not") from error
     except (OSError, http.client.HTTPException) as error:
         raise ServerSilent(f"no server answers at {url}: {error}") from error
     finally:
@@ -42,5 +45,5 @@ def listed_models(url: str, key: str) -> tuple[ListedModel, ...]:
         raise ServerSilent(f"{url} answers with HTTP {status}")
     try:
         return msgspec.json.decode(body, type=ModelList).data
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ServerSilent(f"the list of models at {url} cannot be read: {error}") from error

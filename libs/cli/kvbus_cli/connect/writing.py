@@ -18,7 +18,7 @@ def write_files(files: tuple[ConfigFile, ...], home: Path) -> list[tuple[Path, P
     """
     changes = []
     for file in files:
-        path = (home / file.path).resolve()  # a link stays one
+        path = _target(home / file.path)
         before = _read(path)
         try:
             after = merged_text(before or "", file)
@@ -31,9 +31,18 @@ def write_files(files: tuple[ConfigFile, ...], home: Path) -> list[tuple[Path, P
     return [(path, backup) for path, _, _, backup in changes]
 
 
-def _read(path: Path) -> str | None:
+def _target(path: Path) -> Path:
+    """A link stays one."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise CannotWrite(f"{path} cannot be read: {error}") from error
+
+
+def _read(path: Path) -> str | None:
+    """With the line ends that it has."""
+    try:
+        return path.read_bytes().decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -48,8 +57,11 @@ def _replace(path: Path, before: str | None, after: str, backup: Path | None) ->
         if before is not None and backup is not None:
             _create(backup, before, mode)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        _create(temporary, after, mode)
-        temporary.replace(path)
+        try:
+            _create(temporary, after, mode)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise CannotWrite(f"{path} cannot be written: {error}") from error
 
@@ -57,7 +69,7 @@ def _replace(path: Path, before: str | None, after: str, backup: Path | None) ->
 def _create(path: Path, text: str, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     os.fchmod(descriptor, mode)  # whatever the umask
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
         file.write(text)
 
 
