@@ -1,7 +1,7 @@
 """Content blocks of Messages requests as parts of turns."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kvbus_protocols.conversation import (
     ImagePart,
@@ -10,7 +10,6 @@ from kvbus_protocols.conversation import (
     TextPart,
     ToolCallPart,
     ToolResultPart,
-    ToolSpec,
 )
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.messages import (
@@ -32,7 +31,7 @@ from kvbus_protocols.messages import (
     UrlSource,
 )
 from kvbus_protocols.messages_echo import call_id_of, signed_thought
-from kvbus_protocols.tool_listing import tool_listing
+from kvbus_protocols.tool_listing import ToolListing
 
 
 def user_parts(block: BlockParam, where: str) -> Sequence[TextPart | ImagePart]:
@@ -67,20 +66,19 @@ def assistant_parts(block: BlockParam, where: str) -> Sequence[Part]:
             raise _misplaced(block, where, "user")
 
 
-def result_parts(block: ToolResultParam, where: str, tools: Mapping[str, ToolSpec]) -> Sequence[ToolResultPart]:
-    """``tools``: those that references may stand for. Raise InvalidRequest."""
+def result_parts(block: ToolResultParam, where: str, listing: ToolListing) -> Sequence[ToolResultPart]:
+    """``listing``: knows the tools that references may stand for. Raise InvalidRequest."""
     parts: list[TextPart | ImagePart] = []
-    found: list[ToolSpec] = []
+    found: list[str] = []
     content = [TextParam(text=block.content)] if isinstance(block.content, str) else block.content or []
     for i, inner in enumerate(content):
         if isinstance(inner, ToolReferenceParam):
-            # A tool that is gone by now is named all the same: a refusal would make the whole session unusable.
-            found.append(tools.get(inner.tool_name) or ToolSpec(name=inner.tool_name))
+            found.append(inner.tool_name)
             continue
-        parts += text_parts(tool_listing(found))
+        parts += text_parts(listing.of_names(found))
         found = []
         parts += user_parts(inner, f"{where}.content.{i}")
-    parts += text_parts(tool_listing(found))
+    parts += text_parts(listing.of_names(found))
     return (ToolResultPart(call_id_of(block.tool_use_id), tuple(parts), bool(block.is_error)),)
 
 

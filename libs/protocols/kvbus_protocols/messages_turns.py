@@ -30,6 +30,7 @@ from kvbus_protocols.messages import (
     ToolResultParam,
 )
 from kvbus_protocols.messages_blocks import assistant_parts, result_parts, text_parts, user_parts
+from kvbus_protocols.tool_listing import ToolListing
 
 MAX_BREAKPOINTS = 4
 MIN_THINKING_BUDGET = 1024
@@ -46,7 +47,7 @@ def messages_conversation(request: MessagesRequest) -> Conversation:
     """Raise InvalidRequest for what the types alone cannot say."""
     _check(request)
     tools = _tools(request.tools or ())
-    turns = _Turns({tool.name: tool for tool in tools})
+    turns = _Turns(ToolListing(tools))
     turns.add_system(request.system)
     for i, message in enumerate(request.messages):
         turns.add(message, f"messages.{i}", last=i == len(request.messages) - 1)
@@ -78,8 +79,8 @@ class _Turns:
     ``continue_final``: the last message is the assistant's, and the answer continues it.
     """
 
-    def __init__(self, tools: dict[str, ToolSpec]) -> None:
-        self._tools = tools
+    def __init__(self, listing: ToolListing) -> None:
+        self._listing = listing
         self._turns: list[tuple[Role, list[Part]]] = []
         self._kept_s: dict[int, float] = {}
         self.continue_final = False
@@ -114,7 +115,7 @@ class _Turns:
         """Results come first, wherever they stand: nothing may come between them and their calls."""
         for i, block in enumerate(blocks):
             if isinstance(block, ToolResultParam):
-                self._say("tool", result_parts(block, f"{where}.content.{i}", self._tools), block)
+                self._say("tool", result_parts(block, f"{where}.content.{i}", self._listing), block)
         for i, block in enumerate(blocks):
             if not isinstance(block, ToolResultParam):
                 self._say("user", user_parts(block, f"{where}.content.{i}"), block)

@@ -21,7 +21,7 @@ from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.responses.items import HOSTED, ROLES, Item, content_parts, joined_text, missing
 from kvbus_protocols.responses.request import ConversationRequest, ResponsesRequest
 from kvbus_protocols.responses.tools import SEARCH, Callee, Tool, Toolbox
-from kvbus_protocols.tool_listing import tool_listing
+from kvbus_protocols.tool_listing import ToolListing
 
 SUMMARY_INTRODUCTION = (
     "This is a summary of the conversation so far; the conversation itself is no longer available.\n\n"
@@ -73,7 +73,7 @@ def responses_conversation(
         variables.setdefault("reasoning_effort", effort)
     conversation = Conversation(
         generation=request,
-        turns=tuple(turns.turns),
+        turns=turns.all(),
         tools=toolbox.specs,
         tool_choice=toolbox.choice(creating.selection()),
         parallel_tool_calls=creating.parallel_tool_calls is not False,
@@ -97,17 +97,21 @@ class _Turns:
     """Collects turns. What the assistant's side says in a row is one turn, and so are results in a row."""
 
     def __init__(self, toolbox: Toolbox, unseal: Unseal) -> None:
-        self.turns: list[Turn] = []
+        self._said: list[tuple[Role, list[Part]]] = []
+        self._begun = False
         self._toolbox = toolbox
         self._unseal = unseal
+        self._listing = ToolListing()
         self._calls: set[str] = set()
 
     def add(self, role: Role, parts: Sequence[Part]) -> None:
-        last = self.turns[-1] if self.turns else None
-        if last is not None and last.role == role and role in ("assistant", "tool"):
-            self.turns[-1] = Turn(role, (*last.parts, *parts))
-        else:
-            self.turns.append(Turn(role, tuple(parts)))
+        if not self._said or self._said[-1][0] != role or role not in ("assistant", "tool"):
+            self._said.append((role, []))
+        self._said[-1][1].extend(parts)
+        self._begun = self._begun or role != "system"
+
+    def all(self) -> tuple[Turn, ...]:
+        return tuple(Turn(role, tuple(parts)) for role, parts in self._said)
 
     def item(self, given: Mapping[str, Any], where: str) -> None:
         """Raise InvalidRequest."""
@@ -122,7 +126,7 @@ class _Turns:
             case "function_call_output" | "custom_tool_call_output":
                 self.add("tool", [self._result(item, content_parts(item.output, f"{where}.output"), where)])
             case "tool_search_output":
-                found = tool_listing(self._toolbox.add(_tools(item, where), f"{where}.tools", deferred=True))
+                found = self._listing.of(self._toolbox.add(_tools(item, where), f"{where}.tools", deferred=True))
                 self.add("tool", [self._result(item, (TextPart(found or NO_TOOLS_FOUND),), where)])
             case "additional_tools":
                 self._additional_tools(item, where)
@@ -186,10 +190,10 @@ class _Turns:
 
     def _additional_tools(self, item: Item, where: str) -> None:
         """Before anything is said they stand with the others; later ones are shown where they come up."""
-        late = any(turn.role != "system" for turn in self.turns)
+        late = self._begun
         added = self._toolbox.add(_tools(item, where), f"{where}.tools", deferred=late)
         if late and added:
-            self.add("system", [TextPart(TOOLS_INTRODUCTION + tool_listing(added))])
+            self.add("system", [TextPart(TOOLS_INTRODUCTION + self._listing.of(added))])
 
     def _compaction(self, item: Item, where: str) -> None:
         if item.encrypted_content is None:

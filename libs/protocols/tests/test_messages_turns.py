@@ -463,3 +463,25 @@ def test_counting_needs_no_limit_and_makes_the_same_prompt() -> None:
     counted = messages_conversation(RequestDecoder(CountTokensRequest).decode(msgspec.json.encode(given)))
     asked = conversation(said("user", "x"), system="s", tools=[TOOL], thinking={"type": "adaptive"})
     assert (counted.turns, counted.tools, counted.reasoning) == (asked.turns, asked.tools, asked.reasoning)
+
+
+def test_a_tool_that_is_referred_to_again_is_named() -> None:
+    """Naming a large tool a thousand times makes no prompt of a thousand large tools."""
+    reference = {"type": "tool_reference", "tool_name": "f"}
+    calls = [{"type": "tool_use", "id": f"t{i}", "name": "find", "input": {}} for i in range(2)]
+    made = conversation(
+        said("user", "go"),
+        said("assistant", *calls),
+        said(
+            "user",
+            {"type": "tool_result", "tool_use_id": "t0", "content": [reference] * 3},
+            {"type": "tool_result", "tool_use_id": "t1", "content": [reference]},
+        ),
+        tools=[{**TOOL, "defer_loading": True}],
+    )
+    again = '<function>{"description":"As shown above.","name":"f"}</function>'
+    first, second = (part.parts[0] for part in made.turns[2].parts if isinstance(part, ToolResultPart))
+    assert isinstance(first, TextPart)
+    assert first.text.count("does f") == 1
+    assert first.text.endswith(f"\n{again}\n{again}\n</functions>")
+    assert second == TextPart(f"<functions>\n{again}\n</functions>")

@@ -379,3 +379,33 @@ def test_an_item_that_makes_no_sense_is_refused_with_its_path(item: dict[str, An
 
 def test_an_output_without_its_call_is_refused_in_the_words_that_clients_know() -> None:
     assert refused([result()]).message == "No tool call found for function call output with call_id c."
+
+
+def test_thousands_of_items_in_a_row_are_one_turn_and_take_no_square_of_them() -> None:
+    """Copying what was said for each item does not come to an end here."""
+    (turn,) = turns([{"role": "assistant", "content": "x"}] * 30_000)
+    assert len(turn.parts) == 30_000
+
+
+def test_a_tool_that_is_found_again_is_named() -> None:
+    """Naming a large tool a thousand times makes no prompt of a thousand large tools."""
+    search = {"type": "tool_search", "execution": "client", "description": "find", "parameters": {"type": "object"}}
+    large = {"type": "function", "name": "send", "description": "d" * 10_000, "parameters": {"type": "object"}}
+    calls: list[Any] = [
+        {"type": "tool_search_call", "call_id": f"c{i}", "execution": "client", "arguments": {}} for i in range(100)
+    ]
+    outputs: list[Any] = [
+        {
+            "type": "tool_search_output",
+            "call_id": f"c{i}",
+            "execution": "client",
+            "tools": [{**large, "description": ""}],
+        }
+        for i in range(1, 100)
+    ]
+    first = {"type": "tool_search_output", "call_id": "c0", "execution": "client", "tools": [large]}
+    last = turns([*calls, first, *outputs], tools=[search])[-1]
+    (again,) = {part.parts for part in last.parts[1:] if isinstance(part, ToolResultPart)}
+    assert again == (
+        TextPart('<functions>\n<function>{"description":"As shown above.","name":"send"}</function>\n</functions>'),
+    )

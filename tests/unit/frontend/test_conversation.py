@@ -310,3 +310,28 @@ def test_names_of_speakers_are_kept() -> None:
         [Turn("user", (TextPart("x"),), "ann"), Turn("assistant", (A,), "bot")], MessageStyle()
     )
     assert [message["name"] for message in messages] == ["ann", "bot"]
+
+
+def test_a_turn_of_thousands_of_texts_and_calls_takes_no_square_of_them() -> None:
+    """As many as fit into the largest body: what looks at all of them for each one does not come to an end here."""
+    count = 20_000
+    texts = tuple(TextPart("x") for _ in range(count))
+    calls = tuple(ToolCallPart(f"c{i}", "f", "{}") for i in range(count))
+    results = tuple(ToolResultPart(f"c{i}", (TextPart(f"{i}"),)) for i in reversed(range(count)))
+    traits = msgspec.structs.replace(FIELDS, parallel=False)
+    turns = (Turn("assistant", (*texts, *calls)), Turn("tool", results))
+    messages = template_messages(turns, MessageStyle(traits))
+    assert [message["content"] for message in messages[1::2]] == [f"{i}" for i in range(count)]
+
+
+def test_results_that_belong_to_no_call_come_last_and_in_order() -> None:
+    def result(call_id: str, text: str) -> ToolResultPart:
+        return ToolResultPart(call_id, (TextPart(text),))
+
+    traits = msgspec.structs.replace(FIELDS, parallel=False)
+    turns = (
+        Turn("assistant", (ToolCallPart("a", "f", "{}"), ToolCallPart("b", "f", "{}"))),
+        Turn("tool", (result("z", "1"), result("b", "2"), result("y", "3"), result("a", "4"), result("b", "5"))),
+    )
+    messages = template_messages(turns, MessageStyle(traits))
+    assert [message["content"] for message in messages if message["role"] == "tool"] == ["4", "2", "5", "1", "3"]

@@ -95,13 +95,15 @@ class _Writer:
         places = {call_id: place for place, call_id in reversed([*enumerate(order)])}
         results = [self._result(part, name) for part, name in self._results]
         results.sort(key=lambda result: places.get(result["tool_call_id"], len(order)))
+        waiting: dict[str, list[Message]] = {}
+        for result in results:
+            waiting.setdefault(result["tool_call_id"], []).append(result)
         for message in self._said:
             self._messages.append(message)
             if not self._traits.parallel:
-                ids = [call["id"] for call in message.get("tool_calls", ())]
-                self._messages += [result for result in results if result["tool_call_id"] in ids]
-                results = [result for result in results if result["tool_call_id"] not in ids]
-        self._messages += results
+                for call in message.get("tool_calls", ()):
+                    self._messages += waiting.pop(call["id"], [])
+        self._messages += (result for result in results if result["tool_call_id"] in waiting)
         self._said, self._results = [], []
 
     def _result(self, part: ToolResultPart, name: str | None) -> Message:
@@ -123,9 +125,10 @@ class _Writer:
         steps: list[list[Part]] = [[]]
         for part in parts:
             before = steps[-1]
-            if isinstance(part, TextPart) and not part.text.strip() and _calls(before):
+            behind_call = bool(before) and isinstance(before[-1], ToolCallPart)  # nothing else ends a step with calls
+            if isinstance(part, TextPart) and not part.text.strip() and behind_call:
                 continue  # white space beside a call is framing
-            follows_call = bool(_calls(before)) and not isinstance(part, ToolCallPart)
+            follows_call = behind_call and not isinstance(part, ToolCallPart)
             if follows_call or (one_thought and before and isinstance(part, ReasoningPart)):
                 steps.append([])
             steps[-1].append(part)
