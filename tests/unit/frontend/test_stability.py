@@ -205,3 +205,14 @@ def test_each_rule_can_be_switched_off_by_its_name() -> None:
 def test_the_name_of_no_rule_is_a_bad_setting() -> None:
     with pytest.raises(ValueError, match=r"keep_volatile.*'no-such-rule'.*anthropic-preamble"):
         FrontendSettings(keep_volatile="no-such-rule")
+
+
+def test_breakpoints_move_up_with_a_system_message_that_goes_as_a_whole() -> None:
+    points = tuple(CacheBreakpoint(turn, 300.0) for turn in (-1, 0, 1, 3))
+    given = msgspec.structs.replace(
+        conversation(system(BILLING_BLOCKS[0]), USER, Turn("assistant", (TextPart("yes"),)), user("more")),
+        breakpoints=points,
+    )
+    found = Stability.of(FrontendSettings()).stabilised(given)
+    assert [turn.role for turn in found.turns] == ["user", "assistant", "user"]
+    assert [point.turn for point in found.breakpoints] == [-1, -1, 0, 2]

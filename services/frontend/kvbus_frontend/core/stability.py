@@ -8,6 +8,7 @@ It also describes the environment, a fifth of its prompt and the same for all se
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate, compress
 from typing import Literal, Protocol
 
 import msgspec
@@ -95,7 +96,7 @@ class Stability:
         for rule in self._rules:
             turns, _ = _without(turns, rule)
         if turns is not conversation.turns:
-            conversation = msgspec.structs.replace(conversation, turns=turns)
+            conversation = _filled(msgspec.structs.replace(conversation, turns=turns))
         return _environment_first(conversation) if self._environment_first else conversation
 
     def changes(self, conversation: Conversation) -> list[Change]:
@@ -104,10 +105,10 @@ class Stability:
         for rule in self._rules:
             turns, changes = _without(turns, rule)
             all_changes += changes
-        conversation = msgspec.structs.replace(conversation, turns=turns)
+        conversation = _filled(msgspec.structs.replace(conversation, turns=turns))
         if self._environment_first and (moved := _environment_first(conversation)) is not conversation:
             stays = {id(turn) for turn in moved.turns}
-            gone = next(turn for turn in turns if turn.role == "system" and id(turn) not in stays)
+            gone = next(turn for turn in conversation.turns if turn.role == "system" and id(turn) not in stays)
             texts = [part.text for part in gone.parts if isinstance(part, TextPart)]
             all_changes += [Change(ENVIRONMENT_FIRST, text, text) for text in texts]
         return all_changes
@@ -145,7 +146,23 @@ def _without(turns: tuple[Turn, ...], rule: Rule) -> tuple[tuple[Turn, ...], lis
         changed.append(turn)
     if not changes:
         return turns, []
-    return tuple(turn for turn in changed if turn.parts or turn.role != "system"), changes
+    return tuple(changed), changes
+
+
+def _filled(conversation: Conversation) -> Conversation:
+    """Without the system turns of which nothing is left. What a breakpoint there kept are the turns before it."""
+    stays = [bool(turn.parts) or turn.role != "system" for turn in conversation.turns]
+    if all(stays):
+        return conversation
+    moved = list(accumulate(stays, initial=-1))[1:]
+    return msgspec.structs.replace(
+        conversation,
+        turns=tuple(compress(conversation.turns, stays)),
+        breakpoints=tuple(
+            CacheBreakpoint(moved[point.turn] if point.turn >= 0 else point.turn, point.ttl_s)
+            for point in conversation.breakpoints
+        ),
+    )
 
 
 def _found(parts: tuple[Part, ...], rule: Rule) -> dict[int, Change]:
