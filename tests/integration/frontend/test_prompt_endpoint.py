@@ -1,6 +1,8 @@
 """POST /v1/prompt tells what a worker is really sent, and where each piece of it comes from."""
 
+import asyncio
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from kvbus_cli.prompt.difference import difference
 from kvbus_cli.prompt.hints import value_at
+from kvbus_frontend.handlers.prompt import PromptHandler
 from kvbus_protocols.prompt_view import PromptView
 from kvbus_tokenizers import byte_level_bundle
 from kvbus_wire.packing import unpack_keys, unpack_tokens
@@ -349,3 +352,35 @@ def check_sources(view: Any, body: dict[str, Any]) -> None:
         if "offset" in segment and not segment.get("escaped"):
             value = value_at(body, segment["source"])
             assert value[segment["offset"] :].startswith(segment["text"]), segment
+
+
+@pytest.mark.parametrize("depth", [500, 800, 960])
+async def test_what_is_as_deep_as_a_request_may_be_is_shown(cluster: Any, depth: int) -> None:
+    await cluster.start(bundle=BUNDLE, card=CARD)
+    tool = {"name": "f", "input_schema": {}}
+    system = [{"type": "text", "text": f"{BILLING}\nBe brief."}]
+    body = messages_body() | {"system": system, "tools": [tool], "messages": [{"role": "user", "content": "Go"}]}
+    deep = b'{"a":' * depth + b"{}" + b"}" * depth
+    data = msgspec.json.encode(body).replace(b'"input_schema":{}', b'"input_schema":' + deep)
+    statuses = []
+    for path in ("/v1/messages", "/v1/prompt?api=messages"):
+        async with cluster.session.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
+            statuses.append(response.status)
+    assert statuses in ([200, 200], [400, 400])
+
+
+async def test_prompts_that_are_shown_leave_threads_to_requests(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cluster.start(bundle=BUNDLE, card=CARD, tokenizer_threads=2, inline_prompt_bytes=1)
+    may_end, view = threading.Event(), PromptHandler._view
+
+    def slow(*arguments: Any) -> Any:
+        may_end.wait()
+        return view(*arguments)
+
+    monkeypatch.setattr(PromptHandler, "_view", slow)
+    shows = [asyncio.create_task(cluster.post("/v1/prompt?api=chat", chat_body())) for _ in range(4)]
+    try:
+        assert (await cluster.chat())[0] == 200
+    finally:
+        may_end.set()
+    assert [status for status, _ in await asyncio.gather(*shows)] == [200] * 4

@@ -219,3 +219,27 @@ def test_deferred_tools_are_found_in_namespaces_and_items() -> None:
     shown = conversation(turn("user", "a"), tools=tools)
     rules = list(conversation_rules(document, shown, shown, TemplateLimits()))
     assert [rule.source for rule in rules] == ["tools[0].tools[0]", "input[0].tools[0]"]
+
+
+def test_thousands_of_changed_texts_are_told_without_a_walk_for_each() -> None:
+    count = 20_000
+    changes = [Change("a", f"{i} x", f"{i}") for i in range(count)] + [Change("b", f"{i}", "") for i in range(count)]
+    document = {"system": [{"text": f"{i} x"} for i in range(count)]}
+    assert changed_texts(changes) == {f"{i} x": "" for i in range(count)}
+    rules = list(stability_rules(document, changes))
+    assert [rule.source for rule in rules[:count]] == [f"system[{i}].text" for i in range(count)]
+
+
+def test_of_what_is_too_deep_to_be_walked_no_source_is_told() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": deep}}]
+    sources = sources_of(
+        {"tools": tools},
+        "text",
+        lambda _document, _marking: "text",
+        changed={},
+        reseal=lambda sealed, _item, _mark: sealed,
+    )
+    assert sources == Sources()

@@ -264,16 +264,20 @@ class Marking:
         return Located(plain, tuple(spans), tuple(marks))
 
 
-def paths_of(value: Any, text: str, path: str = "") -> Iterator[str]:
-    """Where in a document a string stands."""
-    if isinstance(value, str) and value == text:
-        yield path
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from paths_of(item, text, f"{path}.{key}".removeprefix("."))
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from paths_of(item, text, f"{path}[{i}]")
+def paths_of(document: Mapping[str, Any], texts: Collection[str]) -> dict[str, list[str]]:
+    """Where in a document, however deep it is, each of these strings stands."""
+    found: dict[str, list[str]] = {text: [] for text in texts}
+    waiting: list[tuple[str, Any]] = [("", document)] if texts else []
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str):
+            if value in found:
+                found[value].append(path)
+        elif isinstance(value, dict):
+            waiting += ((f"{path}.{key}".removeprefix("."), item) for key, item in reversed(value.items()))
+        elif isinstance(value, list):
+            waiting += ((f"{path}[{i}]", value[i]) for i in reversed(range(len(value))))
+    return found
 
 
 def _field_of(value: str, path: str, owner: Owner) -> Field:

@@ -1,5 +1,6 @@
 """What makes a prompt another than its request says, in the words of `kvbus_protocols.prompt_view`."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ from kvbus_protocols.prompt_view import PromptRule
 
 
 def stability_rules(document: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[PromptRule]:
+    places_of = paths_of(document, {change.before for change in changes})
     for change in changes:
-        places = list(paths_of(document, change.before))
+        places = places_of[change.before]
         text = _removed(change.before, change.after) if change.after != change.before else "moved before what differs"
         yield PromptRule(rule=change.rule, source=places[0] if len(places) == 1 else None, text=text)
 
@@ -38,10 +40,12 @@ def conversation_rules(
 def changed_texts(changes: Sequence[Change]) -> dict[str, str]:
     """What each text became in the end."""
     changed: dict[str, str] = {}
+    origins: defaultdict[str, list[str]] = defaultdict(list)
     for change in changes:
         if change.after != change.before:
-            origin = next((before for before, after in changed.items() if after == change.before), change.before)
+            origin = origins[change.before].pop() if origins[change.before] else change.before
             changed[origin] = change.after
+            origins[change.after].append(origin)
     return changed
 
 

@@ -35,9 +35,10 @@ def sources_of(
     schemas, best, best_end = True, Located("", (), ()), -1
     for _ in range(RENDERINGS):
         marking = Marking(taken=text, kept=kept, schemas=schemas, changed=changed, reseal=reseal)
-        marked = marking.document(document)
         try:
-            found = marking.located(render(marked, marking))
+            found = marking.located(render(marking.document(document), marking))
+        except RecursionError:  # what is read by C may be deeper than what can be walked
+            break
         except ApiError:  # something looks at what it should not: at types within schemas, or at names
             if not schemas:
                 break

@@ -4,6 +4,7 @@ The request goes the way that it goes to a worker, so tokens and block keys are 
 which field is found by rendering it again with marks in it (`core.prompt_sources`).
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -131,6 +132,7 @@ class PromptHandler:
         self._api = api
         self._readers = readers
         self._stability = Stability.of(api.settings)
+        self._one_at_a_time = asyncio.Lock()
 
     async def post(self, http_request: web.Request) -> web.Response:
         name, reader = self._reader(http_request.query.get("api"))
@@ -139,9 +141,13 @@ class PromptHandler:
         asked = await reader.read(ticket, body, http_request.headers)
         given = asked.conversation(asked.document)
         begun = await asked.begin(ticket, given)
-        # Marking renders a prompt several times, which is no work for the loop, however small the body is.
+        # Marking renders a prompt several times, which is no work for the loop, however small the body is. Nor may it take the
+        # threads from the requests that wait to be tokenised.
         size_bytes = self._api.settings.inline_prompt_bytes + 1
-        data = await self._api.prepare(size_bytes, lambda: msgspec.json.encode(self._view(name, asked, given, begun)))
+        async with self._one_at_a_time:
+            data = await self._api.prepare(
+                size_bytes, lambda: msgspec.json.encode(self._view(name, asked, given, begun))
+            )
         return web.Response(body=data, content_type="application/json")
 
     def _reader(self, name: str | None) -> tuple[PromptApi, AskedReader]:
