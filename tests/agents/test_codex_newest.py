@@ -1,4 +1,4 @@
-"""What Codex does only since it is new: it searches for tools, and asks for titles."""
+"""What only the newest Codex is asked for: it searches for tools, asks for titles, and has a mode for local servers."""
 
 import json
 
@@ -9,9 +9,11 @@ from tests.agents.conftest import StartStage
 from tests.agents.model_formats import Call
 from tests.agents.system import line
 
-pytestmark = pytest.mark.parametrize("client", NEWEST, ids=str)
+everywhere = pytest.mark.parametrize("client", NEWEST, ids=str)
+over_http = pytest.mark.parametrize("client", [client for client in NEWEST if not client.websocket], ids=str)
 
 
+@everywhere
 @pytest.mark.parametrize("model_format", ["xml", "hermes"])
 def test_a_tool_that_is_searched_for_shows_where_it_was_found_and_is_called(
     client: Codex, model_format: str, start_stage: StartStage
@@ -49,6 +51,7 @@ def test_a_tool_that_is_searched_for_shows_where_it_was_found_and_is_called(
     stage.check_turns_cached(exchanges=made[1:])
 
 
+@everywhere
 def test_in_the_terminal_the_title_of_a_session_comes_beside_its_first_turn(
     client: Codex, start_stage: StartStage
 ) -> None:
@@ -69,3 +72,22 @@ def test_in_the_terminal_the_title_of_a_session_comes_beside_its_first_turn(
     assert title.json["text"]["format"]["type"] == "json_schema"
     assert not title.json.get("tools")
     assert {exchange.status for exchange in stage.generations} == {200}
+
+
+@over_http
+def test_the_mode_for_local_servers_works_without_configuration(client: Codex, start_stage: StartStage) -> None:
+    stage = start_stage(client)
+    stage.play(line("HOW-ARE-YOU", stage.model.turn("Well.", thought="Polite.")))
+    for file in (stage.site.home / ".codex").glob("*"):
+        file.unlink()
+    outcome = stage.ask(
+        "HOW-ARE-YOU?",
+        arguments=["--oss", "--local-provider", "lmstudio", "--model", stage.site.model],
+        environment={"CODEX_OSS_BASE_URL": f"{stage.site.url}/v1"},
+    )
+    assert outcome.stdout.strip() == "Well.", f"{outcome}\n{stage.summary()}"
+    (complaint,) = client.complaints(outcome)
+    assert "Model metadata" in complaint  # that is what the configuration is for
+    warming, asked = stage.generations
+    assert (warming.json["input"], warming.json["max_output_tokens"], warming.status) == ("", 1, 200)
+    assert asked.status == 200
