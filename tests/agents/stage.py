@@ -48,8 +48,10 @@ class Stage:
         return self.recorder.generations
 
     def generations_of(self, text: str) -> list[Exchange]:
-        """Of the requests so far, those that hold ``text`` and have tools: a session's own, not the one for its title."""
-        return [exchange for exchange in self.generations if exchange.in_prompt(text) and exchange.json.get("tools")]
+        """Of the requests so far that hold ``text``, a session's own: those for titles and memories offer fewer tools, or none."""
+        found = [exchange for exchange in self.generations if exchange.in_prompt(text)]
+        most = max((len(exchange.json.get("tools") or []) for exchange in found), default=0)
+        return [exchange for exchange in found if len(exchange.json.get("tools") or []) == most]
 
     def play(self, *lines: Line) -> None:
         self.system.play(*lines)

@@ -1,5 +1,6 @@
 """pi: `pi -p` over each of the three APIs."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,9 @@ class Pi(msgspec.Struct, frozen=True):
 
     def configure(self, site: Site) -> None:
         assert connect.main([self.name, "--url", site.url, "--api", self.api, "--write", str(site.home)]) == 0
+        # It keeps what is recent: here, where a token is a byte, less of it.
+        file = site.home / ".pi" / "agent" / "settings.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "compaction": {"keepRecentTokens": 1000}}))
         # Its own prompt is so short that a tool's result is a good part of a request; with a project's it is not.
         (site.project / "AGENTS.md").write_text("Write down each tide with its hour and its height.\n" * 400)
 
