@@ -1,6 +1,7 @@
 """Request bodies to typed requests; everything that can be wrong with the bytes becomes an InvalidRequest."""
 
 import re
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -23,6 +24,15 @@ def replace_lone_surrogates(body: bytes) -> bytes:
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], body)
 
 
+_ROOM = 100
+"""Calls. What can be read just so could not be written again further up the stack, when the answer has been generated already."""
+
+
+def _with_room(work: Callable[[], T], calls: int) -> T:
+    """As many calls deeper than here. Raise RecursionError."""
+    return _with_room(work, calls - 1) if calls else work()
+
+
 class RequestDecoder(Generic[T]):
     """Decodes one request type. Unknown fields are skipped."""
 
@@ -38,7 +48,7 @@ class RequestDecoder(Generic[T]):
                 f"The request body is not valid UTF-8 (byte {error.start}).", code="invalid_utf8"
             ) from error
         try:
-            return self._decode(body)
+            return _with_room(lambda: self._decode(body), _ROOM)
         except msgspec.ValidationError as error:
             raise _wrong_field(str(error)) from error
         except msgspec.DecodeError as error:

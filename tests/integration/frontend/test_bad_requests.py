@@ -234,3 +234,21 @@ async def test_bytes_that_are_no_http_are_counted_and_do_not_get_into_the_log(
     assert "bad_http" in output
     assert "secret" not in output
     assert (await cluster.chat())[0] == 200
+
+
+async def test_what_can_just_be_read_can_be_answered_and_stored(cluster: Any) -> None:
+    """There may be a depth at which a request is refused (it differs between versions of Python), and none at which it fails later."""
+    await cluster.start()
+    headers = {
+        "Content-Type": "application/json",
+        "session-id": "s",
+        "x-codex-turn-metadata": '{"request_kind": "turn"}',
+    }
+    statuses = []
+    for depth in range(800, 1000, 4):
+        deep = b'{"a":' * depth + b"{}" + b"}" * depth
+        data = b'{"model":"m","input":"x","tools":[{"type":"function","name":"f","parameters":%s}]}' % deep
+        async with cluster.session.post("/v1/responses", data=data, headers=headers) as response:
+            statuses.append(response.status)
+    assert set(statuses) <= {200, 400}
+    assert statuses == sorted(statuses)
