@@ -237,7 +237,7 @@ async def test_bytes_that_are_no_http_are_counted_and_do_not_get_into_the_log(
 
 
 async def test_what_can_just_be_read_can_be_answered_and_stored(cluster: Any) -> None:
-    """There may be a depth at which a request is refused (it differs between versions of Python), and none at which it fails later."""
+    """Where a request is too deep differs between versions of Python; nowhere does it fail later than when it is read."""
     await cluster.start()
     headers = {
         "Content-Type": "application/json",
