@@ -48,3 +48,11 @@ def test_tools_that_do_not_fit_at_all_leave_nothing_behind() -> None:
     nothing = SessionTools(0)
     nothing.note(key(), tools("a"))
     assert nothing.find(key()) is None
+
+
+def test_long_names_in_wide_characters_count_as_what_they_take() -> None:
+    kept = SessionTools(100_000)
+    for i in range(10):
+        kept.note(SessionKey("", "\U0001f30a" * 10_000, f"{i}"), [])
+    assert len(kept) == 2
+    kept.check_integrity()

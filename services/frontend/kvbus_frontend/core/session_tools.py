@@ -23,7 +23,8 @@ class SessionKey(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        return len(self.tenant) + len(self.model) + len(self.session)
+        """At most: a character takes up to four bytes, and a client may name a model as it likes."""
+        return 4 * (len(self.tenant) + len(self.model) + len(self.session))
 
 
 class SessionTools:
