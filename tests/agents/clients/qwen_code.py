@@ -49,6 +49,8 @@ class QwenCode(msgspec.Struct, frozen=True):
         return Call("read_file", {"file_path": str(file)})
 
     def shell(self, command: str) -> Call:
+        # What it has not read soon after a command's end is lost to it, as happens where the machine is busy.
+        command += " && sleep 0.3"
         return Call("run_shell_command", {"command": command, "is_background": False, "description": "Run it"})
 
 
