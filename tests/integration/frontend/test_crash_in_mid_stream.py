@@ -7,6 +7,7 @@ import pytest
 from kvbus_frontend.core.chat_output import ChatOutput
 from kvbus_frontend.core.messages_output import Blocks
 from kvbus_frontend.core.responses_output import ResponsesOutput
+from kvbus_testkit.timing import eventually
 
 DEEP = '{"q": ' + "[" * 2000 + "]" * 2000 + "}"
 HERMES = {"tool_call_parser": "hermes"}
@@ -21,7 +22,7 @@ async def test_a_chat_stream_ends_with_an_error_and_no_sentinel(cluster: Any, mo
     monkeypatch.setattr(ChatOutput, "_delta", crash)
     events = await cluster.chat_stream()
     assert events[-1]["error"]["code"] == "internal"
-    assert cluster.metric("http_requests_total", api="chat", status="500") == 1
+    await eventually(lambda: cluster.metric("http_requests_total", api="chat", status="500") == 1)
 
 
 async def test_a_messages_stream_ends_with_an_error_event(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
