@@ -44,6 +44,9 @@ class Client(Protocol):
     @property
     def version(self) -> str: ...
 
+    def __str__(self) -> str:
+        """Which of its kind: the version, and the API or transport if there are several."""
+
     def configure(self, site: Site) -> None:
         """Write the files that the client wants to find in its home."""
 

@@ -133,7 +133,7 @@ class Stage:
         used: list[Usage] = [usage for exchange in self.generations if (usage := exchange.usage) is not None]
         shares = self._shares or ([Share("last request", used[-1].cached_share, None)] if used else [])
         return Row(
-            client=f"{self.client.name} {self.client.version}",
+            client=f"{self.client.name} {self.client}",
             scenario=f"{scenario} ({self.model.name})",
             outcome=outcome,
             turns=len(self.generations),

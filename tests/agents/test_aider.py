@@ -14,7 +14,7 @@ from tests.agents.scenarios import INTERNAL, OVERLOADED
 from tests.agents.stage import Stage
 from tests.agents.system import Line, line
 
-pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.version)
+pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 SUBJECT = "fix: Wrap the hour at midnight"
 BEFORE = "def next_tide(hour: float) -> float:\n    return hour + 12.42\n"

@@ -7,7 +7,7 @@ from tests.agents.conftest import StartStage
 from tests.agents.model_formats import Call
 from tests.agents.system import line
 
-pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.version)
+pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 BLOCK_SIZE = 16
 

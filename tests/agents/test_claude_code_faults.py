@@ -11,7 +11,7 @@ from tests.agents.model_formats import CONTEXT_LENGTH, Call
 from tests.agents.stage import Stage
 from tests.agents.system import Line, line
 
-pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.version)
+pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 OPEN = "kvbus_worker_requests_open"
 OLDER = ("2.1.197", "2.1.140")

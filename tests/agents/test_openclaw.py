@@ -13,7 +13,7 @@ from tests.agents.scenarios import thoughts_of
 from tests.agents.stage import Stage
 from tests.agents.system import line
 
-pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.api)
+pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 
 def go_through_tools(client: OpenClaw, stage: Stage) -> None:

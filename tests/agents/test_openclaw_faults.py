@@ -9,7 +9,7 @@ from tests.agents.model_formats import CONTEXT_LENGTH
 from tests.agents.scenarios import INTERNAL, LISTED, OVERLOADED
 from tests.agents.system import line
 
-pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.api)
+pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 
 def test_whatever_fails_on_the_way_is_tried_again_and_slowness_is_waited_for(

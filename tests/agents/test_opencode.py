@@ -9,7 +9,7 @@ from tests.agents.conftest import StartStage
 from tests.agents.model_formats import Call
 from tests.agents.system import line
 
-pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.api)
+pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 
 @pytest.mark.parametrize("model_format", ["xml", "hermes"])

@@ -7,7 +7,7 @@ from tests.agents.clients.pi import ALL, Pi
 from tests.agents.conftest import StartStage
 from tests.agents.system import line
 
-pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.api)
+pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 
 @pytest.mark.parametrize("model_format", ["xml", "hermes"])

@@ -7,7 +7,7 @@ from tests.agents.clients.qwen_code import ALL, QwenCode
 from tests.agents.conftest import StartStage
 from tests.agents.model_formats import Call
 
-pytestmark = pytest.mark.parametrize("client", ALL, ids=lambda client: client.version)
+pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 
 @pytest.mark.parametrize("model_format", ["xml", "hermes"])

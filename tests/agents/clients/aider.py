@@ -15,6 +15,9 @@ class Aider(msgspec.Struct, frozen=True):
     version: str
     name: str = "aider"
 
+    def __str__(self) -> str:
+        return self.version
+
     def configure(self, site: Site) -> None:
         assert connect.main([self.name, "--url", site.url, "--write", str(site.home)]) == 0
         (site.home / ".gitconfig").write_text("[user]\n\tname = Project\n\temail = project@example.org\n")

@@ -18,6 +18,9 @@ class ClaudeCode(msgspec.Struct, frozen=True):
     version: str
     name: str = "claude-code"
 
+    def __str__(self) -> str:
+        return self.version
+
     def configure(self, site: Site) -> None:
         project = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True, "allowedTools": []}
         settings = {

@@ -23,6 +23,9 @@ class OpenClaw(msgspec.Struct, frozen=True):
     api: Api
     name: str = "openclaw"
 
+    def __str__(self) -> str:
+        return f"{self.version}-{self.api}"
+
     def configure(self, site: Site) -> None:
         assert connect.main([self.name, "--url", site.url, "--api", self.api, "--write", str(site.home)]) == 0
         self.change_settings(

@@ -22,6 +22,9 @@ class OpenCode(msgspec.Struct, frozen=True):
     asks_for_title: bool = False
     name: str = "opencode"
 
+    def __str__(self) -> str:
+        return f"{self.version}-{self.api}"
+
     def configure(self, site: Site) -> None:
         assert connect.main([self.name, "--url", site.url, "--api", self.api, "--write", str(site.home)]) == 0
         # It installs types for plugins beside its settings, and waits for that, unless they seem to be there.

@@ -18,6 +18,9 @@ class Pi(msgspec.Struct, frozen=True):
     api: Api
     name: str = "pi"
 
+    def __str__(self) -> str:
+        return f"{self.version}-{self.api}"
+
     def configure(self, site: Site) -> None:
         assert connect.main([self.name, "--url", site.url, "--api", self.api, "--write", str(site.home)]) == 0
         # It keeps what is recent: here, where a token is a byte, less of it.

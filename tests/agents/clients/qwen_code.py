@@ -19,6 +19,9 @@ class QwenCode(msgspec.Struct, frozen=True):
     version: str
     name: str = "qwen-code"
 
+    def __str__(self) -> str:
+        return self.version
+
     def configure(self, site: Site) -> None:
         assert connect.main(["qwen", "--url", site.url, "--write", str(site.home)]) == 0
         file = site.home / ".qwen" / "settings.json"
