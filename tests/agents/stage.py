@@ -1,8 +1,11 @@
 """One scenario: a client in front of a system that plays a script, and what is noted of it for the report."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+
+import psutil
 
 from tests.agents.client import RUN_TIMEOUT_S, Client, Outcome, Running, Site, base_environment, make_project
 from tests.agents.exchange import Exchange, Usage
@@ -88,9 +91,13 @@ class Stage:
         return Terminal(command, self.site, variables)
 
     def end(self) -> None:
-        """End what a failed test has left running."""
+        """End what a failed test has left running, and the servers that some clients leave behind for their next start."""
         for run in self._runs:
             run.kill()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("HOME") == str(self.site.home):
+                    process.kill()
 
     def check_went_well(self, outcome: Outcome, answer: str) -> None:
         """It ended with this answer, and complained of nothing; nor did the server answer anything with an error."""
