@@ -8,6 +8,7 @@ The last line says how many scenarios passed, failed and were skipped; the exit 
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
@@ -91,6 +92,8 @@ def _become(command: list[str]) -> NoReturn:
 
 
 def _run_inside(arguments: Sequence[str]) -> int:
+    # A shell starts what runs in the background with Ctrl-C ignored, and the clients that are to be cancelled would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if isolation.REASON not in os.environ:
         isolation.bring_loopback_up()
     counts = Counts()
