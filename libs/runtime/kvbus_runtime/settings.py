@@ -93,7 +93,7 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, spec in specs_of(type(self)).items():
             value = getattr(self, name)
             if spec.flag.choices and value not in spec.flag.choices:
-                raise ValueError(f"{name} must be one of {', '.join(spec.flag.choices)}, not {value!r}")
+                raise ValueError(f"{name} must be one of {', '.join(filter(None, spec.flag.choices))}, not {value!r}")
             # Every limit is a comparison, and none of them holds or breaks for "nan".
             if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not spec.flag.infinite)):
                 raise ValueError(f"{name} must be a finite number")
