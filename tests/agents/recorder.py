@@ -55,9 +55,6 @@ class Recorder:
         """Of the exchanges, those that ask the model for something."""
         return [exchange for exchange in self._exchanges if exchange.is_generation]
 
-    def forget(self) -> None:
-        self._exchanges.clear()
-
     def cut_next(self, after_chunks: int) -> None:
         """Break the client's connection once so many pieces of its next generation's answer have passed; on a WebSocket, so
         many frames of any answer."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.agents import scenarios
 from tests.agents.clients.claude_code import ALL, ClaudeCode
 from tests.agents.conftest import StartStage
 from tests.agents.model_formats import Call
@@ -16,83 +17,30 @@ BLOCK_SIZE = 16
 def test_a_tool_loop_writes_a_file_and_runs_a_command(
     client: ClaudeCode, model_format: str, start_stage: StartStage
 ) -> None:
-    stage = start_stage(client, model_format)
-    turn = stage.model.turn
-    file = stage.project / "notes.txt"
-    write = Call("Write", {"file_path": str(file), "content": "High water at noon.\n"})
-    count = Call("Bash", {"command": "wc -c < notes.txt && echo counted-it", "description": "Count"})
-    stage.play(
-        line("WRITE-THE-NOTE", turn("I will write it.", thought="A file is wanted.", calls=[write])),
-        line("notes.txt", turn(thought="Now I count.", calls=[count])),
-        line("counted-it\n", turn("It has 20 characters.", thought="Done.")),
-    )
-    outcome = stage.ask("Please WRITE-THE-NOTE and count it.")
-    stage.check_went_well(outcome, "It has 20 characters.")
-    assert file.read_text() == "High water at noon.\n"
-    assert [exchange.calls for exchange in stage.generations] == [["Write"], ["Bash"], []]
-    assert stage.generations[-1].in_prompt("20\ncounted-it")
-    stage.check_turns_cached()
+    scenarios.a_note_is_written_and_counted(client, start_stage(client, model_format))
 
 
 def test_parallel_calls_and_the_thoughts_around_them_come_back_whole(
     client: ClaudeCode, start_stage: StartStage
 ) -> None:
     stage = start_stage(client)
-    turn = stage.model.turn
-    calls = [
-        Call("Bash", {"command": "echo first-$((20 + 1))", "description": "One"}),
-        Call("Bash", {"command": "echo second-$((20 + 2))", "description": "Two"}),
-        Call("Read", {"file_path": str(stage.project / "README.md")}),
-    ]
-    stage.play(
-        line("DO-ALL-THREE", turn("All at once.", thought="They do not depend on each other.", calls=calls)),
-        line("Keeps a log of the tides", turn("All three are done.", thought="Everything came back.")),
-    )
-    outcome = stage.ask("Please DO-ALL-THREE.")
-    stage.check_went_well(outcome, "All three are done.")
-    first, last = stage.generations
-    assert first.calls == ["Bash", "Bash", "Read"]
-    assert last.in_prompt("first-21")
-    assert last.in_prompt("second-22")
-    assistant = next(message for message in last.json["messages"] if message["role"] == "assistant")
-    thought = assistant["content"][0]
-    assert (thought["type"], thought["thinking"]) == ("thinking", "They do not depend on each other.")
-    assert thought["signature"]
-    stage.check_turns_cached()
+    scenarios.calls_are_made_at_once(client, stage)
+    (thought,) = scenarios.thoughts_of(stage.generations[-1])
+    assert thought.text == "They do not depend on each other."
 
 
 @pytest.mark.parametrize("model_format", ["xml", "hermes"])
 def test_the_next_user_turn_continues_the_session(
     client: ClaudeCode, model_format: str, start_stage: StartStage
 ) -> None:
-    stage = start_stage(client, model_format)
-    turn = stage.model.turn
-    look = Call("Bash", {"command": "ls src && echo listed-it", "description": "List"})
-    stage.play(
-        line("LOOK-AROUND", turn("I look.", thought="First a list.", calls=[look])),
-        line("listed-it\n", turn("One file.", thought="That is all.")),
-        line("AND-NOW", turn("Still one file.", thought="Nothing new.")),
-    )
-    stage.check_went_well(stage.ask("Please LOOK-AROUND."), "One file.")
-    stage.check_went_well(stage.ask("AND-NOW?", resume=True), "Still one file.")
-    assert stage.generations[-1].in_prompt("LOOK-AROUND")
-    stage.check_turns_cached()
+    scenarios.the_next_turn_continues_the_session(client, start_stage(client, model_format))
 
 
 @pytest.mark.parametrize("model_format", ["xml", "hermes"])
 def test_a_second_session_in_the_same_folder_finds_the_first_ones_prompt(
     client: ClaudeCode, model_format: str, start_stage: StartStage
 ) -> None:
-    stage = start_stage(client, model_format)
-    turn = stage.model.turn
-    stage.play(
-        line("ASK-ABOUT-EBB", turn("It falls.", thought="Easy.")),
-        line("ASK-ABOUT-FLOOD", turn("It rises.", thought="Easy, too.")),
-    )
-    stage.check_went_well(stage.ask("ASK-ABOUT-EBB"), "It falls.")
-    stage.check_went_well(stage.ask("Something else: ASK-ABOUT-FLOOD"), "It rises.")
-    assert not stage.generations[-1].in_prompt("ASK-ABOUT-EBB")
-    stage.check_cached(stage.generations[-1], 0.75, "second session")
+    scenarios.a_second_session_starts_from_the_first_ones_prompt(client, start_stage(client, model_format))
 
 
 def test_a_tool_that_is_searched_for_shows_where_it_was_found(client: ClaudeCode, start_stage: StartStage) -> None:
@@ -113,20 +61,9 @@ def test_a_tool_that_is_searched_for_shows_where_it_was_found(client: ClaudeCode
 
 
 def test_a_sub_agent_runs_and_reports(client: ClaudeCode, start_stage: StartStage) -> None:
-    stage = start_stage(client)
-    turn = stage.model.turn
     errand = {"description": "Count", "prompt": "COUNT-THE-FILES please", "subagent_type": "general-purpose"}
-    count = Call("Bash", {"command": "ls | wc -l && echo agent-counted", "description": "Count"})
-    stage.play(
-        line("SEND-AN-AGENT", turn("I send one.", thought="Delegate.", calls=[Call("Agent", errand)])),
-        line("COUNT-THE-FILES please", turn("Counting.", thought="A command.", calls=[count])),
-        line("agent-counted\n", turn("The agent found two.", thought="Two.")),
-        line("The agent found two.", turn("There are two.", thought="It came back.")),
-        line("working in the background", turn("Waiting for it.", thought="Patience.")),
-    )
-    stage.check_went_well(stage.ask("Please SEND-AN-AGENT."), "There are two.")
-    assert [exchange.calls for exchange in stage.generations if exchange.calls] == [["Agent"], ["Bash"]]
-    stage.check_turns_cached(exchanges=[e for e in stage.generations if e.in_prompt("SEND-AN-AGENT")])
+    stage = start_stage(client)
+    scenarios.a_sub_agent_runs_and_reports(client, stage, Call("Agent", errand), "working in the background")
 
 
 def test_compaction_keeps_the_prefix_and_the_session_goes_on(client: ClaudeCode, start_stage: StartStage) -> None:

@@ -7,32 +7,22 @@ import pytest
 from kvbus_testkit.timing import eventually_sync
 from tests.agents.clients.claude_code import ALL, ClaudeCode
 from tests.agents.conftest import StartStage
-from tests.agents.model_formats import CONTEXT_LENGTH, Call
-from tests.agents.stage import Stage
-from tests.agents.system import Line, line
+from tests.agents.model_formats import CONTEXT_LENGTH
+from tests.agents.scenarios import INTERNAL, LISTED, OVERLOADED, loop
+from tests.agents.system import line
 
 pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
 OPEN = "kvbus_worker_requests_open"
 OLDER = ("2.1.197", "2.1.140")
 """Versions that compact by themselves only on what they count, and that give up when an answer breaks off."""
-LOOK = Call("Bash", {"command": "ls src && echo listed-it", "description": "List"})
-
-
-def tool_loop(stage: Stage, *faults: Line) -> list[Line]:
-    """A loop of two turns; the faults come in the middle, before the second turn goes well."""
-    return [
-        line("LOOK-AROUND", stage.model.turn("I look.", thought="A list.", calls=[LOOK])),
-        *faults,
-        line("listed-it\n", stage.model.turn("One file.", thought="That is all.")),
-    ]
 
 
 @pytest.mark.parametrize("code", ["overloaded", "internal"])
 def test_a_refusal_in_the_middle_is_tried_again(client: ClaudeCode, code: str, start_stage: StartStage) -> None:
     stage = start_stage(client)
-    error = {"code": code, "retry_after_s": 1} if code == "overloaded" else {"code": code}
-    stage.play(*tool_loop(stage, line("listed-it\n", error=error, once=True)))
+    error = {"overloaded": OVERLOADED, "internal": INTERNAL}[code]
+    stage.play(*loop(client, stage, line(LISTED, error=error, once=True)))
     outcome = stage.ask("LOOK-AROUND")
     assert client.answer(outcome) == "One file.", stage.summary()
     assert client.complaints(outcome) == []
@@ -48,7 +38,7 @@ def test_a_refusal_in_the_middle_is_tried_again(client: ClaudeCode, code: str, s
 @pytest.mark.parametrize(("status", "kind"), [(429, "rate_limit_error"), (529, "overloaded_error")])
 def test_a_busy_gateway_is_tried_again(client: ClaudeCode, status: int, kind: str, start_stage: StartStage) -> None:
     stage = start_stage(client)
-    stage.play(*tool_loop(stage))
+    stage.play(*loop(client, stage))
     body = {"type": "error", "error": {"type": kind, "message": "busy"}}
     stage.recorder.refuse_next(status, body, {"retry-after": "1"})
     outcome = stage.ask("LOOK-AROUND")
@@ -62,9 +52,8 @@ def test_an_engine_that_fails_in_mid_answer_is_told_of_and_asked_to_go_on(
 ) -> None:
     stage = start_stage(client)
     half = stage.model.turn("There is one f", thought="That is all.")
-    error = {"code": "internal", "message": "the engine broke"}
     stage.play(
-        *tool_loop(stage, line("listed-it\n", half, error=error, once=True)),
+        *loop(client, stage, line(LISTED, half, error=INTERNAL, once=True)),
         line("cut off mid-stream", stage.model.turn("ile.", thought="Go on.")),
     )
     outcome = stage.ask("LOOK-AROUND")
@@ -156,7 +145,7 @@ def test_a_slow_prefill_is_waited_for(client: ClaudeCode, start_stage: StartStag
     """It gives up after 300 silent seconds. With the server's 10 s between two signs of life a prefill of 6 minutes has 36; the
     times are compressed here, their number is not."""
     stage = start_stage(client, settings=["frontend.keep_alive_s=0.2"])
-    stage.play(*tool_loop(stage, line("listed-it\n", stage.model.turn("One file.", thought="At last."), prefill_s=9)))
+    stage.play(*loop(client, stage, line(LISTED, stage.model.turn("One file.", thought="At last."), prefill_s=9)))
     stage.check_went_well(stage.ask("LOOK-AROUND"), "One file.")
     assert len(stage.generations) == 2
     assert [event["type"] for event in stage.generations[1].events].count("ping") >= 36

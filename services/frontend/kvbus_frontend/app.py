@@ -99,8 +99,7 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     background = BackgroundResponses(api, responses, service)
     await background.start()
     sockets = SocketHandler(api, responses, service.metrics)
-    routes = _routes(settings, api, flow, models)
-    routes.append(_prompt_route(settings, api, flow, responses))
+    routes = _routes(settings, api, flow, responses, models)
     if settings.enable_openai_api:
         routes += _responses_routes(api, responses, background, sockets)
     server = HttpServer(
@@ -141,7 +140,10 @@ def _responses_routes(
     ]
 
 
-def _routes(settings: FrontendSettings, api: Api, flow: ChatFlow, models: Models) -> list[web.RouteDef]:
+def _routes(
+    settings: FrontendSettings, api: Api, flow: ChatFlow, responses: ResponsesFlow, models: Models
+) -> list[web.RouteDef]:
+    readers: dict[PromptApi, AskedReader] = {}
     listed, tokenization = ModelsHandler(models, settings.max_output_tokens), TokenizationHandler(api)
     routes = [
         web.get("/v1/models", listed.list),
@@ -155,21 +157,14 @@ def _routes(settings: FrontendSettings, api: Api, flow: ChatFlow, models: Models
             web.post("/v1/chat/completions", chat.post),
             web.post("/v1/completions", completions.post),
         ]
+        readers["chat"] = BodyReader(flow, chat.conversation, ("messages", "tools", "tool_choice"))
+        readers["responses"] = ResponsesReader(responses)
     if settings.enable_anthropic_api:
         messages = MessagesHandler(api, flow)
         routes += [
             web.post("/v1/messages", messages.post),
             web.post("/v1/messages/count_tokens", messages.count_tokens),
         ]
-    return routes
-
-
-def _prompt_route(settings: FrontendSettings, api: Api, flow: ChatFlow, responses: ResponsesFlow) -> web.RouteDef:
-    readers: dict[PromptApi, AskedReader] = {}
-    if settings.enable_openai_api:
-        readers["chat"] = BodyReader(flow, ChatHandler(api, flow).conversation, ("messages", "tools", "tool_choice"))
-        readers["responses"] = ResponsesReader(responses)
-    if settings.enable_anthropic_api:
         members = ("system", "messages", "tools", "tool_choice")
-        readers["messages"] = BodyReader(flow, MessagesHandler(api, flow).conversation, members)
-    return web.post("/v1/prompt", PromptHandler(api, readers).post)
+        readers["messages"] = BodyReader(flow, messages.conversation, members)
+    return [*routes, web.post("/v1/prompt", PromptHandler(api, readers).post)]

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
 from kvbus_cli.connect.claude import CLIENT
 from kvbus_cli.connect.configuration import Connection
 from tests.agents.client import Outcome, Site
+from tests.agents.model_formats import Call
 from tests.agents.pins import folder_of, versions_of
 
 _UNKNOWN_MODEL = "[claude-code:unrecognized_model]"
@@ -65,6 +67,15 @@ class ClaudeCode(msgspec.Struct, frozen=True):
     def complaints(self, outcome: Outcome) -> list[str]:
         rows = [row for row in outcome.stderr.splitlines() if row.strip()]
         return [row for row in rows if not row.startswith(_UNKNOWN_MODEL)]
+
+    def write(self, file: Path, content: str) -> Call:
+        return Call("Write", {"file_path": str(file), "content": content})
+
+    def read(self, file: Path) -> Call:
+        return Call("Read", {"file_path": str(file)})
+
+    def shell(self, command: str) -> Call:
+        return Call("Bash", {"command": command, "description": "Run it"})
 
 
 ALL = tuple(ClaudeCode(version) for version in versions_of("claude-code"))

@@ -273,6 +273,31 @@ class Cluster:
         async with self.session.post(path, json=body, **options) as response:
             return response.status, await response.json()
 
+    async def kept_waiting(
+        self, path: str, body: Any, *, waits: str, sign: bytes, text: str = "late", **options: Any
+    ) -> bytes:
+        """The bytes of a stream that hears nothing until three signs of life have come. ``waits``: "for a place" or "for its first
+        token"."""
+        go_on = asyncio.Event()
+
+        async def play(output: Output) -> None:
+            await go_on.wait()
+            await output.started()
+            await output.say(text)
+            await output.end()
+
+        self.worker.play = play
+        if waits == "for a place":
+            self.router.gate.clear()
+        data = b""
+        async with self.session.post(path, json={**body, "stream": True}, **options) as response:
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if data.count(sign) >= 3:
+                    self.router.gate.set()
+                    go_on.set()
+        return data
+
     async def chat(self, content: Any = "hi", **fields: Any) -> tuple[int, Any]:
         return await self.post("/v1/chat/completions", self.body(content, **fields))
 

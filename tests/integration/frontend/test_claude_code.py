@@ -90,24 +90,9 @@ async def test_a_tool_that_a_search_has_loaded_is_called_by_its_schema_and_chang
 async def test_a_prompt_that_waits_keeps_the_connection_alive_with_pings(cluster: Any, waits: str) -> None:
     """It gives up when no byte has come for five minutes, and sends everything again."""
     await start(cluster, keep_alive_s=0.01)
-    go_on = asyncio.Event()
-
-    async def play(output: Any) -> None:
-        await go_on.wait()
-        await output.started()
-        await output.say("</think>late")
-        await output.end()
-
-    cluster.worker.play = play
-    if waits == "for a place":
-        cluster.router.gate.clear()
-    data = b""
-    async with cluster.session.post(MESSAGES, json=claude_code(), headers=claude_headers()) as response:
-        async for chunk in response.content.iter_any():
-            data += chunk
-            if data.count(b"event: ping") >= 3:
-                cluster.router.gate.set()
-                go_on.set()
+    data = await cluster.kept_waiting(
+        MESSAGES, claude_code(), waits=waits, sign=b"event: ping", text="</think>late", headers=claude_headers()
+    )
     events = parse_events(data)
     names = [event["type"] for event in events]
     assert names[:4] == ["message_start", "ping", "ping", "ping"]

@@ -53,6 +53,14 @@ def prompts(cluster: Any) -> list[str]:
     ]
 
 
+def check_shown_in_second_turn(cluster: Any, text: str) -> None:
+    """It stands in what the second of three prompts adds to the first, and nothing before it has changed."""
+    first, second, third = prompts(cluster)
+    assert second.startswith(first)
+    assert third.startswith(second)
+    assert text in second[len(first) :]
+
+
 async def test_what_a_search_finds_is_called_by_its_schema_and_namespace_and_leaves_the_top_alone(cluster: Any) -> None:
     await start(cluster)
     agent = Codex(tools=[*codex_tools(), tool_search()])
@@ -68,10 +76,7 @@ async def test_what_a_search_finds_is_called_by_its_schema_and_namespace_and_lea
     assert (call["name"], call["namespace"], call["arguments"]) == ("send", "mcp__mail", '{"count": 2, "to": "12"}')
     agent.give("sent")
     await turn(cluster, agent, "\n</think>\n\nDone.")
-    first, second, third = prompts(cluster)
-    assert second.startswith(first)
-    assert third.startswith(second)
-    assert '"name":"send"' in second[len(first) :]
+    check_shown_in_second_turn(cluster, '"name":"send"')
 
 
 async def test_tools_that_come_later_leave_the_top_alone(cluster: Any) -> None:
@@ -91,10 +96,7 @@ async def test_tools_that_come_later_leave_the_top_alone(cluster: Any) -> None:
     assert ("namespace" in call, call["arguments"]) == (False, '{"count": 2}')
     agent.give("sent")
     await turn(cluster, agent, "\n</think>\n\nDone.")
-    first, second, third = prompts(cluster)
-    assert second.startswith(first)
-    assert third.startswith(second)
-    assert '"name":"send"' in second[len(first) :]
+    check_shown_in_second_turn(cluster, '"name":"send"')
 
 
 async def test_a_patch_is_free_text_there_and_back(cluster: Any) -> None:

@@ -207,24 +207,7 @@ async def test_a_client_that_leaves_a_whole_answer_ends_the_work(cluster: Any) -
 async def test_a_silent_stream_gets_chunks_that_say_nothing(cluster: Any, waits: str) -> None:
     """Qwen Code gives up when no chunk has come for four minutes, and a comment is none."""
     await cluster.start(keep_alive_s=0.01)
-    go_on = asyncio.Event()
-
-    async def play(output: Any) -> None:
-        await go_on.wait()
-        await output.started()
-        await output.say("late")
-        await output.end()
-
-    cluster.worker.play = play
-    if waits == "for a place":
-        cluster.router.gate.clear()
-    data = b""
-    async with cluster.session.post(CHAT, json=cluster.body(stream=True)) as response:
-        async for chunk in response.content.iter_any():
-            data += chunk
-            if data.count(b"data: ") >= 3:
-                cluster.router.gate.set()
-                go_on.set()
+    data = await cluster.kept_waiting(CHAT, cluster.body(), waits=waits, sign=b"data: ")
     *events, done = cluster.parse(data.decode())
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[:3] == [{"role": "assistant", "content": ""}, {}, {}]

@@ -88,6 +88,7 @@ async def test_each_failure_is_one_line_and_status_2(
             ((files[0], "--header", "nonsense"), "--header takes NAME:VALUE"),
             ((files[0], "--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 does not answer: "),
             ((files[0], "--url", "http://127.0.0.1:port"), "http://127.0.0.1:port does not answer: "),
+            ((files[0], "--url", "http://[::1"), "http://[::1 does not answer: "),
             ((files[0], "--url", old), f"the server at {old} has no /v1/prompt"),
         ):
             assert await run("render", "--url", cluster.url, *arguments) == 2

@@ -277,24 +277,8 @@ async def test_an_engine_that_fails_in_the_middle_fails_the_response(cluster: An
 @pytest.mark.parametrize("waits", ["for a place", "for its first token"])
 async def test_a_silent_stream_is_kept_alive_by_events_that_count(cluster: Any, waits: str) -> None:
     await cluster.start(keep_alive_s=0.01)
-    if waits == "for a place":
-        cluster.router.gate.clear()
-    heard = asyncio.Event()
-
-    async def play(output: Any) -> None:
-        await heard.wait()
-        await output.started()
-        await output.say("late")
-        await output.end()
-
-    cluster.worker.play = play
-    data = b""
-    async with cluster.session.post("/v1/responses", json={"model": "m", "input": "hi", "stream": True}) as response:
-        async for chunk in response.content.iter_any():
-            data += chunk
-            if data.count(b"event: response.in_progress") >= 3:
-                cluster.router.gate.set()
-                heard.set()
+    body = {"model": "m", "input": "hi"}
+    data = await cluster.kept_waiting("/v1/responses", body, waits=waits, sign=b"event: response.in_progress")
     assert b"\n: " not in data
     assert check_stream(parse_events(data))["output"][0]["content"][0]["text"] == "late"
 

@@ -3,9 +3,10 @@
 import http.client
 import time
 from collections.abc import Generator, Iterable, Iterator
-from urllib.parse import urlsplit
 
 import msgspec
+
+from kvbus_cli.server_address import ServerAddress
 
 
 class ChatFailed(Exception):
@@ -157,7 +158,7 @@ class ChatClient:
     """``timeout_s``: longest silence of the server."""
 
     def __init__(self, url: str, api_key: str = "", timeout_s: float = 300.0) -> None:
-        self._parts = urlsplit(url if "://" in url else f"http://{url}")
+        self._address = ServerAddress(url)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
 
@@ -193,15 +194,14 @@ class ChatClient:
             connection.close()
 
     def _send(self, method: str, path: str, body: bytes) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout_s)
+        connection = self._address.connection(self._timeout_s)
         headers = {"Content-Type": "application/json", **self._headers}
         try:
-            connection.request(method, self._parts.path.rstrip("/") + path, body or None, headers)
+            connection.request(method, self._address.path(path), body or None, headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise ChatFailed(f"{self._parts.geturl()} does not answer: {error}") from error
+            raise ChatFailed(f"{self._address.url} does not answer: {error}") from error
         if response.status != 200:
             text = _error_text(response.read())
             connection.close()

@@ -12,8 +12,8 @@ from kvbus_cli.connect.configuration import PLACEHOLDER_KEY, ApiKey, Client, Con
 from kvbus_cli.connect.printing import export_lines, printed
 from kvbus_cli.connect.server import ServerSilent, base_url, listed_models
 from kvbus_cli.connect.writing import CannotWrite, write_files
+from kvbus_cli.server_address import DEFAULT_URL
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 BAD = 2
 """Exit status of everything that stands in the way."""
 

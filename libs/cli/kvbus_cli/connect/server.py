@@ -1,11 +1,11 @@
 """Asks a running server for its models."""
 
 import http.client
-from urllib.parse import urlsplit
 
 import msgspec
 
 from kvbus_cli.connect.catalog import ListedModel, ModelList
+from kvbus_cli.server_address import ServerAddress
 
 TIMEOUT_S = 10.0
 _LONGEST_LIST = 16 << 20
@@ -24,13 +24,13 @@ def base_url(text: str) -> str:
 def listed_models(url: str, key: str) -> tuple[ListedModel, ...]:
     """``url`` as `base_url` gives it; ``key`` may be empty. Raise ServerSilent."""
     try:
-        parts = urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+        address = ServerAddress(url)
+        connection = address.connection(TIMEOUT_S)
     except (ValueError, http.client.InvalidURL) as error:
         raise ServerSilent(f"{url} is no address: {error}") from error
     try:
-        connection.request("GET", f"{parts.path}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        connection.request("GET", address.path("/v1/models"), headers=headers)
         response = connection.getresponse()
         status, body = response.status, response.read(_LONGEST_LIST)
     except ValueError as error:

@@ -2,11 +2,11 @@
 
 import http.client
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import msgspec
 
 from kvbus_cli.prompt.request_file import RequestFile
+from kvbus_cli.server_address import ServerAddress
 from kvbus_protocols.prompt_view import PromptView
 
 PATH = "/v1/prompt"
@@ -29,12 +29,11 @@ class _ErrorBody(msgspec.Struct):
 
 def fetch_prompt(url: str, request: RequestFile, headers: Mapping[str, str]) -> PromptView:
     """Raise PromptFailed."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    target = f"{parts.path.rstrip('/')}{PATH}?api={request.api}"
     try:
-        connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+        address = ServerAddress(url)
+        connection = address.connection(TIMEOUT_S)
         try:
+            target = address.path(f"{PATH}?api={request.api}")
             connection.request("POST", target, request.body, {"Content-Type": "application/json", **headers})
             response = connection.getresponse()
             status, data = response.status, response.read()

@@ -14,9 +14,9 @@ from kvbus_cli.prompt.difference import Difference, difference
 from kvbus_cli.prompt.hints import Compared, hints
 from kvbus_cli.prompt.report import difference_report, prompt_report
 from kvbus_cli.prompt.request_file import BadRequestFile, read_request
+from kvbus_cli.server_address import DEFAULT_URL
 from kvbus_protocols.prompt_view import PromptApi, PromptRule
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 FAILED = 2
 
 _EPILOG = """\

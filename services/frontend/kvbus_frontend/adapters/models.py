@@ -36,7 +36,6 @@ from kvbus_tokenizers import (
     read_generation_config,
     unpack_bundle,
 )
-from kvbus_wire.packing import unpack_tokens
 from kvbus_wire.records import ModelCard
 
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -93,7 +92,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     ) -> ChoiceText:
         """The text of one choice that follows the prompt. ``keep_special``: show special tokens (default: as the request wants)."""
         tokenizer = self.text.tokenizer
-        ids = unpack_tokens(prompt.tokens) if tokenizer.strips_leading_space else ()
+        ids = prompt.token_ids if tokenizer.strips_leading_space else ()
         if keep_special is None:
             keep_special = request.skip_special_tokens is False
         detokenizer = tokenizer.detokenizer(prompt=ids, keep_special=keep_special)
@@ -108,9 +107,8 @@ def load_text_side(data: bytes, name: str) -> TextSide:
     eos = tokenizer.token_id(tokenizer.named_tokens.get("eos_token", ""))
     template = load_template(bundle, tokenizer)
     formats = told_formats(template, bundle)
-    open_parser(
-        tool=formats.tool, reasoning=formats.reasoning
-    )  # loads the formats, 0.2 s, here and not in the first request
+    # Loads the formats, 0.2 s, here and not in the first request.
+    open_parser(tool=formats.tool, reasoning=formats.reasoning)
     end_token_ids = () if eos is None else (eos,)
     traits, efforts = traits_of(template), efforts_of(template)
     limits = limits_of(template, style_of(traits, formats))

@@ -50,9 +50,8 @@ class MessageStyle(msgspec.Struct, frozen=True):
         if self.numbered_calls and not _KIMI_ID.fullmatch(call_id):
             return f"functions.{name}:{number}"
         if self.traits.short_ids and not _SHORT_ID.fullmatch(call_id):
-            plain = (
-                plain_id(call_id) or f"{name}:{number}"
-            )  # clients drop all but letters and digits, from some turn on
+            # Clients drop all but letters and digits, from some turn on.
+            plain = plain_id(call_id) or f"{name}:{number}"
             return blake2b(plain.encode(errors="surrogatepass")).hexdigest()[:9]
         return call_id
 

@@ -21,7 +21,6 @@ from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.headers import read_headers, with_headers
-from kvbus_wire.packing import unpack_tokens
 
 
 class _Prepared(msgspec.Struct, frozen=True):
@@ -99,10 +98,6 @@ def _prepare(
             param="prompt",
         )
         prompt = prompt_of(encoded, cache, model.card, salt=salt_of(request))
-        echo = (
-            (text if isinstance(text, str) else tokenizer.decode(unpack_tokens(prompt.tokens)))
-            if request.echo
-            else None
-        )
+        echo = (text if isinstance(text, str) else tokenizer.decode(prompt.token_ids)) if request.echo else None
         prepared.append(_Prepared(prompt, max_tokens, echo))
     return prepared

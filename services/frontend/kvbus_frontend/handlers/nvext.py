@@ -8,7 +8,6 @@ from kvbus_frontend.adapters.request_run import Choice
 from kvbus_frontend.core.nvext_report import NvExtReport, Served
 from kvbus_frontend.handlers.api import Ticket
 from kvbus_protocols.generation import GenerationRequest
-from kvbus_wire.packing import unpack_tokens
 
 
 def report_for(
@@ -25,7 +24,7 @@ def report_for(
         received_s=time.time() - (time.perf_counter() - ticket.started),
         clock=time.time,
         first_token_s=lambda: ticket.first_token_s,
-        prompt_ids=lambda: list(unpack_tokens(prompt.tokens)),
-        prompt_text=lambda: model.text.tokenizer.decode(unpack_tokens(prompt.tokens), keep_special=True),
+        prompt_ids=lambda: prompt.token_ids,
+        prompt_text=lambda: model.text.tokenizer.decode(prompt.token_ids, keep_special=True),
         served=lambda: [Served(choice.worker_id, choice.stream) for choice in choices],
     )
