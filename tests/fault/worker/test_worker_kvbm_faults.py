@@ -253,8 +253,12 @@ async def pair(settings: CommonSettings, tmp_path: Path) -> AsyncIterator[tuple[
 
 
 async def _offloaded(client: Client, fake: FakeKvbm) -> None:
+    """All blocks are with kvbm, and the worker has heard that they are."""
     await client.compute()
-    await eventually(lambda: len(fake.blocks) == len(KEYS), what="all blocks written through")
+    await eventually(
+        lambda: client.metric("kvbm_blocks_total", direction="offload") == len(KEYS), what="all blocks written through"
+    )
+    assert len(fake.blocks) == len(KEYS)
 
 
 async def test_new_blocks_are_written_through_with_true_checksums(pair: tuple[Client, FakeKvbm]) -> None:
@@ -263,7 +267,6 @@ async def test_new_blocks_are_written_through_with_true_checksums(pair: tuple[Cl
     assert fake.arena is not None
     for slot in fake.blocks.values():
         assert checksum(fake.arena.view(slot.index)) == slot.checksum
-    assert client.metric("kvbm_blocks_total", direction="offload") == len(KEYS)
 
 
 async def test_blocks_beyond_g1_are_onboarded_and_the_lease_is_released(pair: tuple[Client, FakeKvbm]) -> None:
