@@ -8,6 +8,7 @@ prefix is (not yet, or no longer) held are *orphans*: they are kept apart, found
 missing parents are stored. So the order in which an owner stores and evicts does not matter.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -39,6 +40,16 @@ class IndexSizes(NamedTuple):
     orphans: int
 
 
+class Held(NamedTuple):
+    """A copy of what one owner holds, orphans included, in no order. Both are arrays of type ``Q`` and equally long.
+
+    ``parents[i]`` lies above ``keys[i]``; a first block, which has none, is its own parent (no block can be that otherwise).
+    """
+
+    keys: "array[int]"
+    parents: "array[int]"
+
+
 class PrefixIndex(Protocol):
     """One model's index. Not thread-safe."""
 
@@ -56,6 +67,12 @@ class PrefixIndex(Protocol):
 
     def match(self, keys: Sequence[int]) -> dict[Owner, int]:
         """Depth of the leading part of the chain that each owner holds; only owners with at least 1."""
+
+    def owners(self) -> list[Owner]:
+        """All that hold something, in no order."""
+
+    def held(self, owner: Owner) -> Held:
+        """Everything that the owner holds, as of this moment. Storing each key below its parent, in any order, makes it again."""
 
     def sizes(self) -> IndexSizes:
         """In constant time."""

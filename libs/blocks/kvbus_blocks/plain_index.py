@@ -11,9 +11,10 @@ so along a chain the reachable sets only shrink, which is what `match` searches 
 """
 
 # ruff: noqa: S101 (check_integrity consists of assertions)
+from array import array
 from collections.abc import Iterator, Sequence
 
-from kvbus_blocks.index import IndexSizes, Owner, StoreOutcome
+from kvbus_blocks.index import Held, IndexSizes, Owner, StoreOutcome
 
 _ROOT = -1
 _UNKNOWN = -2
@@ -162,6 +163,17 @@ class PlainIndex:
             low, alive = high, there
         self._note(alive, len(keys), depths)
         return depths
+
+    def owners(self) -> list[Owner]:
+        return list(self._slots)
+
+    def held(self, owner: Owner) -> Held:
+        slot = self._slots.get(owner)
+        if slot is None:
+            return Held(array("Q"), array("Q"))
+        keys, nodes = array("Q", self._held[slot]), self._nodes
+        above = ((key, nodes[key].parent) for key in keys)
+        return Held(keys, array("Q", [key if parent == _ROOT else parent for key, parent in above]))
 
     def sizes(self) -> IndexSizes:
         return IndexSizes(len(self._nodes) - self._placeholders, self._entries, len(self._slots), self._orphans)

@@ -68,6 +68,21 @@ class IndexMachine(RuleBasedStateMachine):
                 expected[owner] = depth
         assert self.index.match(chain) == expected
 
+    @rule()
+    def copy(self) -> None:
+        """What `held` tells makes the same index again, in whatever order it is stored."""
+        assert set(self.index.owners()) == {owner for owner in OWNERS if self.held[owner]}
+        twin = PlainIndex()
+        for owner in OWNERS:
+            keys, parents = self.index.held(owner)
+            assert dict(zip(keys, parents, strict=True)) == {key: key // 2 or key for key in self.held[owner]}
+            for key, parent in zip(keys, parents, strict=True):
+                twin.store(owner, None if parent == key else parent, [key])
+        twin.check_integrity()
+        assert twin.sizes() == self.index.sizes()
+        for leaf in range(DEEPEST // 2 + 1, DEEPEST + 1):
+            assert twin.match(chain_to(leaf)) == self.index.match(chain_to(leaf))
+
     @invariant()
     def sizes_and_invariants_hold(self) -> None:
         self.index.check_integrity()

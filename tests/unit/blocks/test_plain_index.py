@@ -140,3 +140,13 @@ def test_memory_per_block_is_bounded() -> None:
     tracemalloc.stop()
     assert used / blocks < 400
     assert index.sizes().entries == blocks
+
+
+def test_what_an_owner_holds_is_told_with_its_parents(index: PrefixIndex) -> None:
+    index.store(A, None, [1, 2])
+    index.store(A, 7, [8])
+    index.store(B, 1, [3])
+    keys, parents = index.held(A)
+    assert dict(zip(keys, parents, strict=True)) == {1: 1, 2: 1, 8: 7}
+    assert sorted(index.owners()) == [A, B]
+    assert list(index.held(A2).keys) == []
