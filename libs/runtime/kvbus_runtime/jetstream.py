@@ -137,6 +137,25 @@ async def stream_info(bus: Bus, stream: str) -> StreamInfo | None:
         raise
 
 
+class _Subjects(msgspec.Struct):
+    subjects: dict[str, int] = {}
+
+
+class _StreamSubjects(msgspec.Struct):
+    state: _Subjects = msgspec.field(default_factory=_Subjects)
+
+
+async def subjects_of(bus: Bus, stream: str, subject_filter: str) -> list[str]:
+    """The subjects below a filter of which the stream holds messages; none when there is no such stream."""
+    try:
+        answer = await call(bus, f"STREAM.INFO.{stream}", {"subjects_filter": subject_filter})
+    except JetStreamRefused as refused:
+        if refused.err_code == STREAM_NOT_FOUND:
+            return []
+        raise
+    return list(msgspec.json.decode(answer, type=_StreamSubjects).state.subjects)
+
+
 async def create_consumer(bus: Bus, stream: str, config: Mapping[str, Any]) -> ConsumerInfo:
     name, subject = config["name"], config.get("filter_subject", "")
     operation = f"CONSUMER.CREATE.{stream}.{name}" + (f".{subject}" if subject else "")

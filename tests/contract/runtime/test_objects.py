@@ -9,7 +9,8 @@ import pytest
 from kvbus_runtime import jetstream
 from kvbus_runtime.bus import Bus, open_bus
 from kvbus_runtime.errors import ObjectFailed
-from kvbus_runtime.objects import CHUNK_BYTES, ObjectStore
+from kvbus_runtime.object_bucket import CHUNK_BYTES, ObjectBucket
+from kvbus_runtime.objects import ObjectStore
 from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.nats import NatsServer
 
@@ -98,3 +99,32 @@ async def test_other_clients_can_read_the_bucket(bus: Bus, nats_server: NatsServ
         assert (await bucket.get(named(data))).data == data
     finally:
         await client.close()
+
+
+async def test_versions_come_newest_first_and_a_removed_one_leaves_nothing(bus: Bus) -> None:
+    bucket = ObjectBucket(
+        bus, f"versions_{bus.subjects.namespace}", max_bytes=1 << 20, store_bytes=1 << 22, max_age_s=60.0
+    )
+    assert await bucket.newest() == []
+    for name in ("b", "a", "c"):
+        await bucket.put(name, name.encode() * 200_000)
+    versions = await bucket.newest()
+    assert [version.name for version in versions] == ["c", "a", "b"]
+    await bucket.remove(versions[1])
+    assert [version.name for version in await bucket.newest()] == ["c", "b"]
+    with pytest.raises(ObjectFailed) as gone:
+        await bucket.get("a")
+    assert gone.value.reason == "missing"
+    assert await bucket.get("b") == b"b" * 200_000
+    info = await jetstream.stream_info(bus, f"OBJ_versions_{bus.subjects.namespace}")
+    assert info is not None
+    assert info.state.messages == 2 * (1 + 2)
+
+
+async def test_a_full_bucket_gives_up_its_oldest_and_that_is_found_out(bus: Bus) -> None:
+    bucket = ObjectBucket(bus, f"full_{bus.subjects.namespace}", max_bytes=1 << 20, store_bytes=500_000)
+    for name in ("old", "new"):
+        await bucket.put(name, bytes(300_000))
+    assert await bucket.get("new") == bytes(300_000)
+    with pytest.raises(ObjectFailed):
+        await bucket.get("old")
