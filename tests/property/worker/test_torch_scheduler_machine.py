@@ -52,8 +52,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         length=st.integers(1, CONTEXT - 1),
         max_tokens=st.integers(1, 12),
         priority=st.integers(0, 2),
+        strict=st.integers(0, 1),
     )
-    def submit(self, stem: int, length: int, max_tokens: int, priority: int) -> None:
+    def submit(self, stem: int, length: int, max_tokens: int, priority: int, strict: int) -> None:
         tokens = [stem * 7 % 5 + (i if i < 9 else i * stem) for i in range(length)]
         self.arrivals += 1
         request = EngineRequest(
@@ -63,8 +64,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             sampling=Sampling(),
             stopping=Stopping(max_tokens=max_tokens),
             priority=priority,
+            strict_priority=strict,
         )
-        self.scheduler.add(TokenSequence(request, self.rule, SIZE, self.arrivals, 0.0))
+        # Ten seconds apart, so that waiting makes up for a step of priority.
+        self.scheduler.add(TokenSequence(request, self.rule, SIZE, self.arrivals, 10.0 * self.arrivals))
 
     @rule(choice=st.randoms(use_true_random=False))
     def cancel(self, choice: random.Random) -> None:

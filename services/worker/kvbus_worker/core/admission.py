@@ -63,6 +63,7 @@ def admit(message: Generate, limits: ModelLimits, store: TokenStore, now_ms: int
         stopping=message.stopping,
         resumed=message.resumed,
         priority=message.hints.priority,
+        strict_priority=message.hints.strict_priority,
         mock=message.mock,
         guidance=message.guidance,
     )

@@ -1,13 +1,13 @@
 """Which tokens of which sequences one step computes. Pure: the clock is passed in.
 
 A step serves, within its token budget: decoding sequences (one token each), then prefills that have begun, then waiting requests,
-each group by rank (priority, then arrival). Room comes from free and cached blocks; when that is not enough
+each group by rank (urgency and waiting, see `engines.ranking`). Room comes from free and cached blocks; when that is not enough
 
 - a decoding sequence preempts the lowest ranked running one, itself at worst;
-- a prefill or a waiting request preempts only what has a strictly lower priority, and otherwise takes the room there is or waits.
+- a prefill or a waiting request preempts only what it outranks, and otherwise takes the room there is or waits.
 
-Every step computes something. A prefill takes all budget or all room until it is done, so a second one begins before only with a
-higher priority, and that one may preempt the first: room is never held by prefills that wait for each other. And one sequence alone
+Every step computes something. A prefill takes all budget or all room until it is done, so a second one begins before only where it
+outranks the first, and may preempt it: room is never held by prefills that wait for each other. And one sequence alone
 always fits, as the context length is cut to the pool.
 
 A preempted sequence waits with its old rank; its full blocks stay cached, so that going on costs little.
@@ -17,12 +17,13 @@ holds nothing meanwhile and the other one moves on with each step, so nothing ca
 """
 
 import bisect
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from operator import attrgetter
 
 import msgspec
 
 from kvbus_blocks.keys import ROOT
+from kvbus_worker.engines.shared_prompts import SharedPrompts
 from kvbus_worker.engines.torch.block_pool import BlockPool
 from kvbus_worker.engines.torch.sequence import State, TokenSequence
 
@@ -51,7 +52,7 @@ class Scheduler:
         self._running: list[TokenSequence] = []
         self._waiting: list[TokenSequence] = []  # sorted by rank
         self._sequences: dict[str, TokenSequence] = {}
-        self._computing: dict[bytes, TokenSequence] = {}  # prompt blocks that a running sequence is going to compute
+        self._prompts: SharedPrompts[TokenSequence] = SharedPrompts()
         self.preemptions = 0
 
     @property
@@ -73,8 +74,10 @@ class Scheduler:
         return prefilling + sum(len(s.tokens) - s.expected_hit for s in self._waiting)
 
     def add(self, sequence: TokenSequence) -> None:
-        hit = self._pool.lookup(sequence.keys[: sequence.reusable_blocks])
-        sequence.expected_hit = len(hit) * self._limits.block_size
+        reusable = sequence.keys[: sequence.reusable_blocks]
+        expected = self._prompts.expected(reusable, len(self._pool.lookup(reusable)))
+        sequence.expected_hit = expected * self._limits.block_size
+        self._prompts.announce(sequence, sequence.keys[expected:])
         self._sequences[sequence.id] = sequence
         bisect.insort(self._waiting, sequence, key=_rank)
 
@@ -89,6 +92,7 @@ class Scheduler:
         del self._sequences[sequence.id]
         if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
+            self._prompts.leave(sequence, sequence.keys)
         else:
             self._running.remove(sequence)
             self._give_back(sequence)
@@ -96,7 +100,8 @@ class Scheduler:
     def clear(self) -> None:
         """Forget all sequences without touching the pool."""
         self._running, self._waiting = [], []
-        self._sequences, self._computing = {}, {}
+        self._sequences = {}
+        self._prompts.clear()
 
     def plan(self, now_s: float) -> list[Chunk]:
         """Choose the step and allocate its blocks. Empty only when there is no work."""
@@ -121,7 +126,7 @@ class Scheduler:
             tokens = sequence.block_tokens(index)
             sequence.table[index] = self._pool.register(sequence.table[index], key, parent, tokens)
             sequence.registered += 1
-            self._no_longer_computing(sequence, (key,))
+            self._prompts.computed(sequence, key)
 
     def _plan_decodes(self, step: "_Step") -> None:
         for sequence in list(self._running):
@@ -169,20 +174,19 @@ class Scheduler:
             sequence.table = matched
             sequence.admit(len(matched) * self._limits.block_size, now_s)
             bisect.insort(self._running, sequence, key=_rank)
-            for key in sequence.keys[len(matched) :]:
-                self._computing.setdefault(key, sequence)
+            self._prompts.begin(sequence, sequence.keys[len(matched) :])
             self._schedule(sequence, min(sequence.remaining, step.budget, self._room(sequence)), step)
 
     def _make_room_for(self, sequence: TokenSequence, matched: list[int], step: "_Step") -> bool:
         """Whether the whole prompt fits beside what runs (the rest of each prompt, a block of growth for each output).
 
-        Lower priorities are preempted for it, as many as it takes, and none when all of them would not be enough.
+        What it outranks is preempted for it, as many as it takes, and none when all of them would not be enough.
         """
-        lower = [s for s in self._running if s.request.priority < sequence.request.priority]
+        lower = [s for s in self._running if sequence.rank.outranks(s.rank)]
         if not self._fits(sequence, matched, ()) and not (lower and self._fits(sequence, matched, lower)):
             return False
         while not self._fits(sequence, matched, ()):
-            self._preempt(self._running[-1], step)
+            self._preempt(lower.pop(), step)
         return True
 
     def _fits(self, sequence: TokenSequence, matched: list[int], without: Collection[TokenSequence]) -> bool:
@@ -196,7 +200,7 @@ class Scheduler:
         return len(running) < self._limits.max_num_seqs and wanted + growth <= available
 
     def _is_being_computed(self, key: bytes | None, step: "_Step") -> bool:
-        return key is not None and self._computing.get(key) in step.counts
+        return key is not None and self._prompts.owner(key) in step.counts
 
     @staticmethod
     def _next_key(sequence: TokenSequence, matched: int) -> bytes | None:
@@ -218,9 +222,9 @@ class Scheduler:
         step.take(sequence, count)
 
     def _preempt_below(self, sequence: TokenSequence, step: "_Step") -> bool:
-        """Preempt the lowest ranked running sequence if its priority is strictly lower."""
-        victim = self._running[-1]
-        if victim.request.priority >= sequence.request.priority:
+        """Preempt the lowest ranked of those running that the sequence outranks, if there is one."""
+        victim = next((s for s in reversed(self._running) if sequence.rank.outranks(s.rank)), None)
+        if victim is None:
             return False
         self._preempt(victim, step)
         return True
@@ -236,14 +240,9 @@ class Scheduler:
         self.preemptions += 1
 
     def _give_back(self, sequence: TokenSequence) -> None:
-        self._no_longer_computing(sequence, sequence.keys[sequence.registered :])
+        self._prompts.leave(sequence, sequence.keys[sequence.registered :])
         self._pool.release(sequence.table)
         sequence.table = []
-
-    def _no_longer_computing(self, sequence: TokenSequence, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            if self._computing.get(key) is sequence:
-                del self._computing[key]
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books do not agree. Call between steps."""
@@ -256,7 +255,7 @@ class Scheduler:
             "a waiting sequence holds blocks": any(s.table or s.state is not State.WAITING for s in self._waiting),
             "a running sequence is not marked so": any(s.state is not State.RUNNING for s in self._running),
             "a sequence is lost": len(self._sequences) != len(self._running) + len(self._waiting),
-            "an ended sequence is said to compute": any(s not in self._running for s in self._computing.values()),
+            "an ended sequence is said to compute": any(s not in self._running for s in self._prompts.owners()),
         }
         for problem, is_so in problems.items():
             if is_so:

@@ -10,6 +10,7 @@ from kvbus_wire.errors import ErrorReply
 from kvbus_wire.frontend import Ended, Usage
 from kvbus_wire.packing import pack_tokens
 from kvbus_worker.engines.base import EngineRequest
+from kvbus_worker.engines.ranking import rank
 
 
 class State(Enum):
@@ -44,7 +45,7 @@ class TokenSequence:
         self.computed = 0
         self.registered = 0
         self.state = State.WAITING
-        self.rank = (-request.priority, arrival)
+        self.rank = rank(request.priority, request.strict_priority, arrival, now_s)
         self.started = False
         self.cached_tokens = 0
         self.expected_hit = 0
