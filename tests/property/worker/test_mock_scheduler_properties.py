@@ -47,8 +47,10 @@ class _Index:
 
 
 @settings(max_examples=150, deadline=None)
-@given(actions)
-def test_every_request_ends_once_with_its_own_output_whatever_the_load(script: list[object]) -> None:
+@given(actions, st.integers(1, 8), st.floats(0, 1))
+def test_every_request_ends_once_with_its_own_output_whatever_the_load(
+    script: list[object], max_repeats: int, interrupted: float
+) -> None:
     scheduler = MockScheduler(LIMITS, TimingModel())
     index = _Index()
     expected: dict[str, list[int]] = {}
@@ -59,7 +61,8 @@ def test_every_request_ends_once_with_its_own_output_whatever_the_load(script: l
 
     def step() -> None:
         nonlocal now
-        plan = scheduler.begin(now)
+        plan = scheduler.begin(now, max_repeats)
+        plan = scheduler.shorten(plan, plan.duration_s * interrupted)
         assert plan.work.prefill_tokens + plan.work.decode_seqs <= LIMITS.max_batched_tokens
         now += plan.duration_s
         outcome = scheduler.finish(plan, now)
@@ -122,6 +125,58 @@ def test_every_request_ends_once_with_its_own_output_whatever_the_load(script: l
             assert end.reason == "cancelled"
             assert output[request_id] == expected[request_id][: len(output[request_id])]
     assert scheduler.cache.in_use == 0
+
+
+def _times(arrivals: list[tuple[float, int, int]], max_repeats: int) -> dict[str, tuple[float, float]]:
+    """When each request gets its first token and ends. ``arrivals``: time, prompt and output length."""
+    limits = SchedulerLimits(
+        block_size=BLOCK, total_blocks=500, context_length=200, max_num_seqs=3, max_batched_tokens=20, max_waiting=50
+    )
+    scheduler = MockScheduler(limits, TimingModel(decode_s_per_context_token=1e-4))
+    first: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    now, coming = 0.0, sorted(arrivals)
+    while coming or scheduler.has_work:
+        if not scheduler.has_work:
+            now = coming[0][0]
+        while coming and coming[0][0] <= now:
+            _, prompt, length = coming.pop(0)
+            number = len(arrivals) - len(coming)
+            request = EngineRequest(
+                request_id=f"r{number}",
+                tokens=[number] * prompt,
+                domain_key=b"k" * 32,
+                sampling=Sampling(),
+                stopping=Stopping(max_tokens=length),
+            )
+            speech = one_by_one(made_up_tokens([number], WORDS, length), request.stopping, reason="length", eos=None)
+            scheduler.submit(request, speech, now)
+        step = scheduler.begin(now, max_repeats)
+        if coming:
+            step = scheduler.shorten(step, coming[0][0] - now)
+        now += step.duration_s
+        outcome = scheduler.finish(step, now)
+        scheduler.check_integrity()
+        for delta in outcome.deltas:
+            first.setdefault(delta.request_id, now)
+        for end in outcome.ended:
+            ended[end.request_id] = now
+    return {request_id: (first[request_id], ended[request_id]) for request_id in ended}
+
+
+arrivals = st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrivals, st.integers(2, 100))
+def test_decode_steps_that_are_planned_together_take_what_they_take_one_by_one(
+    requests: list[tuple[float, int, int]], max_repeats: int
+) -> None:
+    one_by_one, together = _times(requests, 1), _times(requests, max_repeats)
+    assert len(one_by_one) == len(requests)
+    assert together.keys() == one_by_one.keys()
+    for request_id, times in together.items():
+        assert times == pytest.approx(one_by_one[request_id], abs=1e-9)
 
 
 @given(prompts, st.integers(0, 40), st.integers(0, 40))

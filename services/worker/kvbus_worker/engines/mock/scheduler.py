@@ -4,9 +4,12 @@ Each step feeds at most ``max_batched_tokens`` tokens: first one token of every 
 ones, then new admissions, each group in priority order (higher first, then arrival). A sequence that finds no room makes the last
 of that order give its blocks up: it waits again and recomputes what is no longer cached. A request is admitted only when there is
 room for its whole prompt, so admissions never cause preemptions.
+
+A simulation need not plan each decode step anew: as long as nothing arrives, ends or is short of room, one is as the other. `begin`
+plans as many as it is allowed to in one `Step`, and `shorten` cuts it when something arrives in the middle of it.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence as Seq
 
 import msgspec
@@ -17,6 +20,7 @@ from kvbus_worker.engines.base import EngineError, EngineLoad, EngineRequest, St
 from kvbus_worker.engines.mock.block_cache import BlockCache
 from kvbus_worker.engines.mock.sequence import Sequence
 from kvbus_worker.engines.mock.speech import Speech
+from kvbus_worker.engines.mock.text import Text, TokenText
 from kvbus_worker.engines.mock.timing import StepWork, TimingModel
 
 _EWMA_WEIGHT = 0.2
@@ -34,11 +38,15 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A step under way: it ends ``duration_s`` after it began. ``planned``: sequences and how many tokens each feeds."""
+    """A step under way: it ends ``duration_s`` after it began. ``planned``: sequences and how many tokens each feeds.
+
+    ``repeats`` > 1: so many decode steps in a row, of which ``work`` is the first.
+    """
 
     planned: tuple[tuple[Sequence, int], ...]
     duration_s: float
     work: StepWork
+    repeats: int = 1
 
 
 class MockScheduler:
@@ -80,14 +88,18 @@ class MockScheduler:
                 ErrorCode.OVERLOADED, "the waiting queue is full", retryable=True, max_waiting=self.limits.max_waiting
             )
 
-    def submit(self, request: EngineRequest, speech: Speech, now: float) -> None:
-        """Queue a request. Raise EngineError as `check`."""
+    def submit(self, request: EngineRequest, speech: Speech, now: float, text: Text | None = None) -> None:
+        """Queue a request. ``text``: of the length of the request's tokens, in their place. Raise EngineError as `check`."""
         self.check(request)
         room = self.limits.context_length - (len(request.tokens) - request.resumed)
         if len(speech.tokens) > room:
             ends = [min(end, room) for end in speech.ends[:room]]
-            speech = Speech(speech.tokens[:room], ends, "length", prefill_s=speech.prefill_s, step_s=speech.step_s)
-        sequence = Sequence(request, speech, self._arrivals, self.limits.block_size, now)
+            speech = msgspec.structs.replace(
+                speech, tokens=speech.tokens[:room], ends=ends, reason="length", stop_token_id=None, error=None
+            )
+        if text is None:
+            text = TokenText(request.tokens, request.domain_key, self.limits.block_size)
+        sequence = Sequence(request, speech, text, self._arrivals, self.limits.block_size, now)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._wait(sequence)
@@ -102,7 +114,7 @@ class MockScheduler:
         for request_id in list(self._sequences):
             self.cancel(request_id)
 
-    def begin(self, now: float) -> Step:
+    def begin(self, now: float, max_repeats: int = 1) -> Step:
         planned: dict[str, tuple[Sequence, int]] = {}
         work = StepWork()
         budget = self.limits.max_batched_tokens
@@ -133,7 +145,21 @@ class MockScheduler:
             self._reserve(sequence, new, planned)
             work.add_prefill(new, sequence.computed)
             budget -= new
-        return Step(tuple(planned.values()), self._timing.step_s(work) or self._idle_s(now), work)
+        repeats = 1
+        only_decoding = 0 < len(planned) == work.decode_seqs == len(self._running)
+        if max_repeats > 1 and only_decoding and self.preemptions == preemptions:
+            repeats = self._repeats(max_repeats)
+        duration_s = self._timing.decode_steps_s(work, repeats) or self._idle_s(now)
+        return Step(tuple(planned.values()), duration_s, work, repeats)
+
+    def shorten(self, step: Step, elapsed_s: float) -> Step:
+        """``step`` without those repeats that begin at ``elapsed_s`` or later."""
+        if step.repeats == 1 or elapsed_s >= step.duration_s:
+            return step
+        fewer = range(1, step.repeats)
+        repeats = 1 + bisect_left(fewer, elapsed_s, key=lambda count: self._timing.decode_steps_s(step.work, count))
+        duration_s = self._timing.decode_steps_s(step.work, repeats)
+        return msgspec.structs.replace(step, repeats=repeats, duration_s=duration_s)
 
     def finish(self, step: Step, now: float) -> StepOutput:
         started: list[Started] = []
@@ -145,12 +171,12 @@ class MockScheduler:
             announcement = sequence.announce()
             if announcement is not None:
                 started.append(announcement)
-            if sequence.computed + new < len(sequence.tokens):
+            if sequence.computed + new < len(sequence.text):
                 self._advance(sequence, sequence.computed + new)
                 continue
-            computed = sequence.computed_after(new)
+            computed = sequence.computed_after(new, step.repeats)
             stop_step = sequence.finished
-            delta = sequence.emit(now)
+            delta = sequence.emit(now, step.repeats)
             self._advance(sequence, computed)
             if delta is not None:
                 deltas.append(delta)
@@ -195,7 +221,7 @@ class MockScheduler:
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         size = self.limits.block_size
-        length = len(sequence.tokens)
+        length = len(sequence.text)
         keys: Seq[bytes] = sequence.keys((length - 1) // size * size)
         matched = self.cache.acquire(keys)
         if not self.cache.can_allocate(length // size + 1 - matched):
@@ -223,6 +249,21 @@ class MockScheduler:
         planned[sequence.request.request_id] = (sequence, new)
         return True
 
+    def _repeats(self, most: int) -> int:
+        """How many steps the running sequences, which all decode, can make until one of them ends; takes the room for them."""
+        if not all(sequence.speech.even for sequence in self._running):
+            return 1
+        most = min(most, *(len(sequence.speech.tokens) - sequence.emitted for sequence in self._running))
+        while most > 1:
+            short = [sequence.blocks_short(sequence.computed_after(1, most)) for sequence in self._running]
+            if self.cache.can_allocate(sum(short)):
+                self.cache.allocate(sum(short))
+                for sequence, count in zip(self._running, short, strict=True):
+                    sequence.private += count
+                return most
+            most //= 2
+        return 1
+
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
         self._stop_running(sequence)
@@ -232,7 +273,7 @@ class MockScheduler:
         """Account the computed tokens and publish the blocks that are full now."""
         sequence.computed = computed
         for index in range(sequence.published, computed // self.limits.block_size):
-            self.cache.publish(*sequence.block(index))
+            self.cache.publish(*sequence.text.block(index))
             sequence.private -= 1
             sequence.published += 1
 
@@ -262,4 +303,5 @@ class MockScheduler:
             rate = step.work.prefill_tokens / step.duration_s
             self._prefill_tokens_per_s += _EWMA_WEIGHT * (rate - self._prefill_tokens_per_s)
         elif step.work.decode_seqs:
-            self._decode_step_s += _EWMA_WEIGHT * (step.duration_s - self._decode_step_s)
+            weight = 1 - (1 - _EWMA_WEIGHT) ** step.repeats
+            self._decode_step_s += weight * (step.duration_s / step.repeats - self._decode_step_s)

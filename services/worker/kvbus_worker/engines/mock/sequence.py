@@ -3,32 +3,34 @@
 import math
 from collections.abc import Sequence as Seq
 
-from kvbus_blocks.keys import ROOT, chain_keys
 from kvbus_wire.errors import ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob, Usage
-from kvbus_wire.packing import TOKEN_BYTES, pack_tokens
+from kvbus_wire.packing import pack_tokens
 from kvbus_worker.engines.base import EngineRequest
 from kvbus_worker.engines.mock.speech import Speech
+from kvbus_worker.engines.mock.text import Text
 
 
 class Sequence:
     """State and token bookkeeping of one request; the scheduler decides, this applies.
 
-    ``computed`` of ``tokens`` have KV entries. The newest output token has none until it is fed to the next step:
+    ``computed`` tokens of ``text`` have KV entries. The newest output token has none until it is fed to the next step:
 
         prompt ............ output ........ newest
-        [0 ......................computed)[.)          decoding: computed == len(tokens) - 1
+        [0 ......................computed)[.)          decoding: computed == len(text) - 1
         [0 ...... computed)[............... )          prefilling, also again after a preemption
 
     The first ``published`` full blocks are cached and referenced, ``private`` more are held without a key. It emits nothing before
     ``due_at``.
     """
 
-    def __init__(self, request: EngineRequest, speech: Speech, arrival: int, block_size: int, now: float) -> None:
+    def __init__(
+        self, request: EngineRequest, speech: Speech, text: Text, arrival: int, block_size: int, now: float
+    ) -> None:
         self.request = request
         self.speech = speech
         self.order = (-request.priority, arrival)
-        self.tokens = list(request.tokens)
+        self.text = text
         self.cancelled = False
         self.running = False
         self.computed = 0
@@ -42,17 +44,15 @@ class Sequence:
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self._block_size = block_size
-        self._packed = b""
-        self._keys: list[bytes] = []
 
     @property
     def decoding(self) -> bool:
-        return self.computed == len(self.tokens) - 1 and self.first_token_at is not None
+        return self.computed == len(self.text) - 1 and self.first_token_at is not None
 
     @property
     def remaining(self) -> int:
         """Tokens to feed until the next output: 1 when decoding."""
-        return len(self.tokens) - self.computed
+        return len(self.text) - self.computed
 
     def feedable(self, now: float) -> int:
         """``remaining``, without the last token, which brings output, as long as that is not due."""
@@ -68,36 +68,19 @@ class Sequence:
 
     def keys(self, tokens: int) -> Seq[bytes]:
         """Keys of the whole blocks in the first ``tokens`` tokens."""
-        count = tokens // self._block_size
-        self._compute_keys(count)
-        return self._keys[:count]
-
-    def _compute_keys(self, count: int) -> None:
-        if count > len(self._keys):
-            size = self._block_size * TOKEN_BYTES
-            self._packed += pack_tokens(self.tokens[len(self._packed) // TOKEN_BYTES :])
-            parent = self._keys[-1] if self._keys else ROOT
-            fresh = memoryview(self._packed)[len(self._keys) * size : count * size]
-            self._keys += chain_keys(self.request.domain_key, fresh, self._block_size, parent)
-
-    def block(self, index: int) -> tuple[bytes, bytes, bytes]:
-        """Parent key, key and packed tokens of a full block."""
-        self._compute_keys(index + 1)
-        size = self._block_size * TOKEN_BYTES
-        return (
-            self._keys[index - 1] if index else ROOT,
-            self._keys[index],
-            self._packed[index * size : (index + 1) * size],
-        )
+        return self.text.keys(tokens // self._block_size)
 
     def next_group(self) -> int:
         """How many output tokens the next emission has; 0: it is the stop token, or the end."""
         return self.speech.ends[self.emitted] - self.emitted if self.emitted < len(self.speech.tokens) else 0
 
-    def computed_after(self, new: int) -> int:
-        """``computed`` after a step that feeds ``new`` tokens; a step that reaches the newest token emits the next group."""
-        reached = self.computed + new
-        return reached if reached < len(self.tokens) else reached + max(self.next_group() - 1, 0)
+    def computed_after(self, new: int, repeats: int = 1) -> int:
+        """``computed`` after a step that feeds ``new`` tokens; a step that reaches the newest token emits the next group.
+
+        ``repeats`` decode steps feed one token each.
+        """
+        reached = self.computed + new + repeats - 1
+        return reached if reached < len(self.text) else reached + max(self.next_group() - 1, 0)
 
     def blocks_short(self, computed: int) -> int:
         """Blocks to allocate before ``computed`` tokens can be held."""
@@ -122,17 +105,17 @@ class Sequence:
         onboarded = min(self.request.onboarded_tokens, self.cached_tokens)
         return Started(self.request.request_id, self.cached_tokens, onboarded)
 
-    def emit(self, now: float) -> Delta | None:
-        """The output of a step that reached the newest token; None for the stop token's step."""
+    def emit(self, now: float, repeats: int = 1) -> Delta | None:
+        """The output of ``repeats`` steps that reached the newest token; None for the stop token's step."""
         if self.first_token_at is None:
             self.first_token_at = now
         self.due_at = now + self.speech.step_s
-        group = self.next_group()
+        group = repeats if repeats > 1 else self.next_group()
         if not group:
             return None
         new = self.speech.tokens[self.emitted : self.emitted + group]
         start = self.emitted
-        self.tokens += new
+        self.text.append(new)
         self.emitted += group
         return Delta(self.request.request_id, start, pack_tokens(new), self._logprobs(new))
 

@@ -14,15 +14,17 @@ class Speech(msgspec.Struct, frozen=True):
 
     ``reason`` is stop, length or, with ``error``, error. ``stop_token_id``: the token that ends it; it costs a step of its own, as
     in a real engine. ``prefill_s``, ``step_s``: the least time until the first token, and from one emission to the next.
+    ``even``: each step emits one token, and none has to wait.
     """
 
-    tokens: list[int]
-    ends: list[int]
+    tokens: Sequence[int]
+    ends: Sequence[int]
     reason: str
     stop_token_id: int | None = None
     error: ErrorReply | None = None
     prefill_s: float = 0.0
     step_s: float = 0.0
+    even: bool = False
 
 
 def scripted(pieces: Sequence[Sequence[int]], line: ScriptLine, stopping: Stopping, eos: int | None) -> Speech:
@@ -50,7 +52,9 @@ def played(pieces: Sequence[Sequence[int]], finish: str, stopping: Stopping, eos
 
 def one_by_one(tokens: list[int], stopping: Stopping, *, reason: str, eos: int | None) -> Speech:
     """A token a step."""
-    return _cut(Speech(tokens, list(range(1, len(tokens) + 1)), reason, eos if reason == "stop" else None), stopping)
+    ends = list(range(1, len(tokens) + 1))
+    speech = _cut(Speech(tokens, ends, reason, eos if reason == "stop" else None), stopping)
+    return msgspec.structs.replace(speech, even=True)
 
 
 def pieces_of(output: MockOutput | ScriptLine) -> tuple[tuple[str, ...], bool]:

@@ -61,6 +61,11 @@ class TimingModel(msgspec.Struct, frozen=True, kw_only=True):
         )
         return seconds / self.speedup
 
+    def decode_steps_s(self, work: StepWork, steps: int) -> float:
+        """Duration of ``steps`` decode steps in a row, the first of which is ``work``: each context grows by a token a step."""
+        grown = work.decode_seqs * (steps * (steps - 1) // 2)
+        return steps * self.step_s(work) + self.decode_s_per_context_token * grown / self.speedup
+
     @property
     def free(self) -> bool:
         """No step takes any time."""
