@@ -1,16 +1,20 @@
 """Continuous batching without a model: a pure core under a clock that is passed in.
 
 Each step feeds at most ``max_batched_tokens`` tokens: first one token of every decoding sequence, then prompt chunks of the running
-ones, then new admissions, each group in priority order (higher first, then arrival). A sequence that finds no room makes the last
-of that order give its blocks up: it waits again and recomputes what is no longer cached. A request is admitted only when there is
-room for its whole prompt, so admissions never cause preemptions.
+ones, then new admissions, each group by rank (urgency and waiting, see `engines.ranking`). A sequence that finds no room makes the
+last of that order give its blocks up: it waits again and recomputes what is no longer cached. A request is admitted only when there
+is room for its whole prompt, so admissions never cause preemptions.
+
+A waiting request whose next block another sequence is computing in this very step waits for it instead of computing it again. It
+holds nothing meanwhile and the other one moves on with each step, so nothing can wait in a circle.
 
 A simulation need not plan each decode step anew: as long as nothing arrives, ends or is short of room, one is as the other. `begin`
 plans as many as it is allowed to in one `Step`, and `shorten` cuts it when something arrives in the middle of it.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping
+from operator import attrgetter
 
 import msgspec
 
@@ -22,6 +26,9 @@ from kvbus_worker.engines.mock.sequence import Sequence
 from kvbus_worker.engines.mock.speech import Speech
 from kvbus_worker.engines.mock.text import Text, TokenText
 from kvbus_worker.engines.mock.timing import StepWork, TimingModel
+from kvbus_worker.engines.shared_prompts import SharedPrompts
+
+_rank = attrgetter("rank")
 
 _EWMA_WEIGHT = 0.2
 _LONGEST_IDLE_STEP_S = 0.02
@@ -60,6 +67,7 @@ class MockScheduler:
         self._running: list[Sequence] = []
         self._waiting: list[Sequence] = []
         self._cancelled: list[Sequence] = []
+        self._prompts: SharedPrompts[Sequence] = SharedPrompts()
         self._arrivals = 0
         self._prefill_tokens_per_s = timing.prior_prefill_tokens_per_s(limits.max_batched_tokens)
         self._decode_step_s = timing.prior_decode_step_s()
@@ -102,6 +110,10 @@ class MockScheduler:
         sequence = Sequence(request, speech, text, self._arrivals, self.limits.block_size, now)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
+        keys = sequence.reusable_keys
+        expected = self._prompts.expected(keys, self.cache.leading(keys))
+        sequence.expected_hit = expected * self.limits.block_size
+        self._prompts.announce(sequence, keys[expected:])
         self._wait(sequence)
 
     def cancel(self, request_id: str) -> None:
@@ -129,15 +141,10 @@ class MockScheduler:
                 work.add_prefill(new, sequence.computed)
                 budget -= new
         # What was just preempted would take the room back at once, so nobody is admitted in such a step.
-        while (
-            budget
-            and self._waiting
-            and len(self._running) < self.limits.max_num_seqs
-            and self.preemptions == preemptions
-        ):
-            sequence = self._waiting[0]
-            if sequence.cancelled:
-                self._waiting.pop(0)
+        for sequence in list(self._waiting) if self.preemptions == preemptions else ():
+            if not budget or len(self._running) >= self.limits.max_num_seqs:
+                break
+            if sequence.cancelled or self._follows(sequence, planned):
                 continue
             if not self._admit(sequence, now):
                 break
@@ -197,7 +204,8 @@ class MockScheduler:
         return EngineLoad(
             running=len(self._running),
             waiting=len(self._waiting),
-            waiting_tokens=sum(s.remaining_prefill for s in (*self._running, *self._waiting)),
+            waiting_tokens=sum(s.remaining_prefill for s in self._running)
+            + sum(len(s.text) - s.expected_hit for s in self._waiting),
             used_blocks=self.cache.in_use,
             total_blocks=self.limits.total_blocks,
             prefill_tokens_per_s=self._prefill_tokens_per_s,
@@ -215,22 +223,38 @@ class MockScheduler:
             )
         if any(sequence.held_blocks for sequence in self._waiting):
             raise AssertionError("a waiting sequence holds blocks")
+        if any(sequence not in self._running for sequence in self._prompts.owners()):
+            raise AssertionError("a sequence that does not run is said to compute")
 
     def _wait(self, sequence: Sequence) -> None:
-        insort(self._waiting, sequence, key=lambda s: s.order)
+        insort(self._waiting, sequence, key=_rank)
+
+    def _follows(self, sequence: Sequence, planned: Mapping[str, tuple[Sequence, int]]) -> bool:
+        """Whether another sequence computes, in this very step, the block that this one needs next."""
+        if self._is_being_computed(sequence.waits_for, planned):
+            return True
+        keys = sequence.reusable_keys
+        matched = self.cache.leading(keys)
+        sequence.waits_for = keys[matched] if matched < len(keys) else None
+        return self._is_being_computed(sequence.waits_for, planned)
+
+    def _is_being_computed(self, key: bytes | None, planned: Mapping[str, tuple[Sequence, int]]) -> bool:
+        owner = None if key is None else self._prompts.owner(key)
+        return owner is not None and owner.request.request_id in planned
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         size = self.limits.block_size
         length = len(sequence.text)
-        keys: Seq[bytes] = sequence.keys((length - 1) // size * size)
+        keys = sequence.reusable_keys
         matched = self.cache.acquire(keys)
         if not self.cache.can_allocate(length // size + 1 - matched):
             self.cache.release(keys[:matched])
             return False
-        self._waiting.pop(0)
+        self._waiting.remove(sequence)
         sequence.admit(matched, now)
         sequence.running = True
-        insort(self._running, sequence, key=lambda s: s.order)
+        insort(self._running, sequence, key=_rank)
+        self._prompts.begin(sequence, sequence.keys(length)[matched:])
         return True
 
     def _reserve(self, sequence: Sequence, new: int, planned: dict[str, tuple[Sequence, int]]) -> bool:
@@ -273,7 +297,9 @@ class MockScheduler:
         """Account the computed tokens and publish the blocks that are full now."""
         sequence.computed = computed
         for index in range(sequence.published, computed // self.limits.block_size):
-            self.cache.publish(*sequence.text.block(index))
+            parent, key, tokens = sequence.text.block(index)
+            self.cache.publish(parent, key, tokens)
+            self._prompts.computed(sequence, key)
             sequence.private -= 1
             sequence.published += 1
 
@@ -283,12 +309,15 @@ class MockScheduler:
             self._stop_running(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
+            self._prompts.leave(sequence, sequence.keys(len(sequence.text)))
 
     def _stop_running(self, sequence: Sequence) -> None:
         sequence.running = False
         self._running.remove(sequence)
         self.cache.release(sequence.keys(sequence.published * self.limits.block_size))
         self.cache.free(sequence.private)
+        sequence.expected_hit = sequence.published * self.limits.block_size
+        self._prompts.leave(sequence, sequence.keys(len(sequence.text))[sequence.published :])
         sequence.lose_blocks()
 
     def _idle_s(self, now: float) -> float:

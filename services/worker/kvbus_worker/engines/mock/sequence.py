@@ -9,6 +9,7 @@ from kvbus_wire.packing import pack_tokens
 from kvbus_worker.engines.base import EngineRequest
 from kvbus_worker.engines.mock.speech import Speech
 from kvbus_worker.engines.mock.text import Text
+from kvbus_worker.engines.ranking import rank
 
 
 class Sequence:
@@ -29,9 +30,11 @@ class Sequence:
     ) -> None:
         self.request = request
         self.speech = speech
-        self.order = (-request.priority, arrival)
+        self.rank = rank(request.priority, request.strict_priority, arrival, now)
         self.text = text
         self.cancelled = False
+        self.expected_hit = 0  # tokens, while it waits
+        self.waits_for: bytes | None = None  # the block that another sequence was last seen to compute
         self.running = False
         self.computed = 0
         self.published = 0
@@ -69,6 +72,11 @@ class Sequence:
     def keys(self, tokens: int) -> Seq[bytes]:
         """Keys of the whole blocks in the first ``tokens`` tokens."""
         return self.text.keys(tokens // self._block_size)
+
+    @property
+    def reusable_keys(self) -> Seq[bytes]:
+        """Of the blocks that may come from the cache: at least one token is left to compute, which brings output."""
+        return self.keys(len(self.text) - 1)
 
     def next_group(self) -> int:
         """How many output tokens the next emission has; 0: it is the stop token, or the end."""
