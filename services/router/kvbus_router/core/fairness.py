@@ -55,9 +55,9 @@ class RoundRobin:
 
     def join(self, key: FlowKey, weight: float) -> FlowKey:
         """One more waits; in which flow: that of others when there are too many. The newest weight counts."""
-        if key not in self._flows and len(self._flows) >= self._max_flows:
+        if key not in self._flows and not self._has_room():
             self._forget_an_idle_one()
-            if len(self._flows) >= self._max_flows:
+            if not self._has_room():
                 key = FlowKey(key.policy_class, OTHERS)
         flow = self._flows.get(key)
         if flow is None:
@@ -95,6 +95,10 @@ class RoundRobin:
     def _next_position(self) -> int:
         self._position += 1
         return self._position
+
+    def _has_room(self) -> bool:
+        most = self._max_flows
+        return len(self._flows) < most or sum(key.tenant != OTHERS for key in self._flows) < most
 
     def _forget_an_idle_one(self) -> None:
         idle = [key for key, flow in self._flows.items() if not flow.waiting]
