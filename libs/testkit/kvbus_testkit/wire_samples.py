@@ -26,7 +26,22 @@ from kvbus_wire.load import LoadReport
 from kvbus_wire.message import Message, encode
 from kvbus_wire.records import InstanceRecord, KvbmRecord, ModelCard, WorkerRecord
 from kvbus_wire.request import AgentHints, MockOutput, Retention, Sampling, SessionRef, Stopping
-from kvbus_wire.router import Candidate, Decision, Placement, Progress, RouteRequest
+from kvbus_wire.router import (
+    Decision,
+    ExplainPlaced,
+    ExplainRoute,
+    GetLimits,
+    OnboardTerm,
+    Placement,
+    Progress,
+    RouteExplanation,
+    RouteRequest,
+    RouterLimits,
+    SetLimits,
+    StoredLimits,
+    WorkerLimits,
+    WorkerTerms,
+)
 from kvbus_wire.worker import (
     Accepted,
     BlockSnapshot,
@@ -96,6 +111,65 @@ GUIDANCE = Guidance(
     lead="<answer>",
     tail="</answer>",
 )
+ROUTE_REQUEST = RouteRequest(
+    request_id="r1",
+    model="m",
+    keys=KEYS,
+    prompt_tokens=40,
+    max_tokens=100,
+    deadline_ms=1_700_000_060_000,
+    hints=HINTS,
+    session=SESSION,
+    tenant="t",
+    pinned="worker-1",
+    allowed=("worker-1", "worker-2"),
+    excluded=("worker-3",),
+    required_taints=("h200",),
+    preferred_taints={"rack-1": 0.5},
+    explain=True,
+)
+EXPLANATION = RouteExplanation(
+    request_id="r1",
+    router_id="router-1",
+    model="m",
+    policy="kv",
+    prompt_tokens=70,
+    worker_id="worker-1",
+    queued_s=0.5,
+    ttft_s=0.125,
+    session_worker_id="worker-1",
+    workers=(
+        WorkerTerms(
+            worker_id="worker-1",
+            cost_s=0.4,
+            ttft_s=0.25,
+            wait_s=0.125,
+            prefill_s=0.0625,
+            work_s=0.03125,
+            decode_s=0.5,
+            affinity_s=0.1,
+            taint_factor=0.5,
+            cached_tokens=32,
+            inflight_tokens=16,
+            onboard=(OnboardTerm(source="g2", tokens=16, seconds=0.0625),),
+            uncached_tokens=6,
+            waiting_tokens=10,
+            active=3,
+            running=2,
+            prefill_tokens_per_s=96.0,
+            decode_step_s=0.25,
+        ),
+        WorkerTerms(worker_id="worker-2", verdict="draining"),
+    ),
+    left_out=7,
+)
+WORKER_LIMITS = WorkerLimits(
+    max_requests_per_worker=8,
+    worker_limit_factor=1.5,
+    busy_used_blocks_share=0.75,
+    busy_waiting_tokens=50_000,
+    cordoned=("worker-3",),
+)
 
 SAMPLES: tuple[Message, ...] = (
     ERROR,
@@ -142,6 +216,7 @@ SAMPLES: tuple[Message, ...] = (
         decode_step_s=0.02,
         draining=True,
         request_ids=("r1", "r2"),
+        onboard_tokens_per_s={"g2": 250_000.0},
     ),
     InstanceRecord(
         service="worker",
@@ -162,23 +237,12 @@ SAMPLES: tuple[Message, ...] = (
             decode_step_s=0.1,
             role="decode",
             guidance=True,
+            taints=("h200", "rack-1"),
+            reads_remote=True,
         ),
         kvbm=KvbmRecord(g2_bytes=1 << 30, onboard_bytes_per_s=1e9),
     ),
-    RouteRequest(
-        request_id="r1",
-        model="m",
-        keys=KEYS,
-        prompt_tokens=40,
-        max_tokens=100,
-        deadline_ms=1_700_000_060_000,
-        hints=HINTS,
-        session=SESSION,
-        tenant="t",
-        pinned="worker-1",
-        allowed=("worker-1", "worker-2"),
-        excluded=("worker-3",),
-    ),
+    ROUTE_REQUEST,
     Placement(
         request_id="r1",
         worker_id="worker-1",
@@ -187,11 +251,7 @@ SAMPLES: tuple[Message, ...] = (
         onboard_tokens=16,
         policy="kv",
         queued_s=0.5,
-        candidates=(
-            Candidate(
-                worker_id="worker-1", cost=0.25, cached_tokens=32, onboard_tokens=16, waiting_tokens=10, running=2
-            ),
-        ),
+        explanation=EXPLANATION,
     ),
     Progress(request_id="r1", model="m", phase="finished", output_tokens=12),
     Decision(
@@ -204,7 +264,17 @@ SAMPLES: tuple[Message, ...] = (
         uncached_tokens=8,
         expected_output=100,
         keys=KEYS,
+        session_id="session-1",
+        tenant="t",
+        decided_ms=1_700_000_000_123,
     ),
+    ExplainRoute(request=ROUTE_REQUEST),
+    ExplainPlaced(request_id="r1"),
+    EXPLANATION,
+    GetLimits(),
+    SetLimits(limits=WORKER_LIMITS, reset=("busy_waiting_tokens",), cordon=("worker-4",), uncordon=("worker-3",)),
+    RouterLimits(router_id="router-1", revision=3, in_force=WORKER_LIMITS, stored=WorkerLimits(cordoned=())),
+    StoredLimits(limits=WORKER_LIMITS),
     Generate(
         request_id="r1",
         model="m",

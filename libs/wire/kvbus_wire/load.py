@@ -7,6 +7,7 @@ class LoadReport(Message, frozen=True):
     """``waiting_tokens``: prompt tokens that still have to be computed, of waiting and running requests.
 
     ``kv_seq``: the last KV event emitted, so that a lost last event is noticed. Rates are measured (EWMA) or the engine's prior.
+    ``onboard_tokens_per_s``: measured, by where from (``g2`` .. ``g4``, ``remote``); what was never done is not in it.
     """
 
     instance_id: str
@@ -22,3 +23,4 @@ class LoadReport(Message, frozen=True):
     decode_step_s: float
     draining: bool = False
     request_ids: tuple[str, ...] = ()
+    onboard_tokens_per_s: dict[str, float] = {}

@@ -27,7 +27,8 @@ class ModelCard(Part, frozen=True):
 
 class WorkerRecord(Part, frozen=True):
     """``role``: both, prefill or decode. ``block_bytes``: size of one KV block that leaves the engine, 0 when none can.
-    ``guidance``: the engine constrains output by `kvbus_wire.guidance`."""
+    ``guidance``: the engine constrains output by `kvbus_wire.guidance`. ``taints``: what requests can ask for or prefer by name.
+    ``reads_remote``: it can read KV blocks from other workers of its model."""
 
     model: ModelCard
     engine: str
@@ -39,6 +40,8 @@ class WorkerRecord(Part, frozen=True):
     role: str = "both"
     block_bytes: int = 0
     guidance: bool = False
+    taints: tuple[str, ...] = ()
+    reads_remote: bool = False
 
 
 class KvbmRecord(Part, frozen=True):

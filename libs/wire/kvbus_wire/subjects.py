@@ -38,9 +38,22 @@ class Subjects:
         """Decision, published by routers to router replicas (``*``)."""
         return self._name("router", model, "decisions")
 
+    @property
+    def routers_control(self) -> str:
+        """ExplainRoute, GetLimits, SetLimits -> RouteExplanation, RouterLimits (queue group of routers)."""
+        return self._name("routers", "control")
+
+    def router_control(self, router_id: str) -> str:
+        """The same of one router, and ExplainPlaced -> RouteExplanation."""
+        return self._name("routers", router_id, "control")
+
     def index_query(self, model: str) -> str:
         """IndexQuery -> IndexReply (queue group of indexers; ``*``)."""
         return self._name("index", model, "query")
+
+    def indexer_control(self, indexer_id: str) -> str:
+        """DescribeIndex, DigestIndex, RankPrefixes -> IndexDescription, IndexDigest, IndexUse."""
+        return self._name("indexers", indexer_id, "control")
 
     def generate(self, worker_id: str) -> str:
         """Generate -> Accepted | NeedTokens."""
@@ -86,9 +99,19 @@ class Subjects:
         return f"kvbus_instances_{self._bucket_suffix}"
 
     @property
+    def settings_bucket(self) -> str:
+        """Name of the key-value bucket with what was changed at run time."""
+        return f"kvbus_settings_{self._bucket_suffix}"
+
+    @property
     def models_bucket(self) -> str:
         """Name of the object store that holds tokenizers and chat templates, by content hash."""
         return f"kvbus_models_{self._bucket_suffix}"
+
+    @property
+    def checkpoints_bucket(self) -> str:
+        """Name of the object store with what indexers have saved of their content."""
+        return f"kvbus_checkpoints_{self._bucket_suffix}"
 
     @property
     def responses_bucket(self) -> str:

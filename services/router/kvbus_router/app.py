@@ -1,21 +1,28 @@
 """Wires the router: the directory, load and progress in; placements out."""
 
 import asyncio
+import time
 from random import Random
 
 from kvbus_router.adapters.index import IndexClient
+from kvbus_router.adapters.limits import LimitsStore
 from kvbus_router.adapters.metrics import RouterMetrics
 from kvbus_router.adapters.policies import make_policy
 from kvbus_router.core.dispatcher import Dispatcher
+from kvbus_router.core.limits import Thresholds
 from kvbus_router.handlers.cluster import ClusterHandler
+from kvbus_router.handlers.control import ControlHandler
 from kvbus_router.handlers.route import RouteHandler
 from kvbus_router.settings import RouterSettings
 from kvbus_runtime.bus import Subscription
 from kvbus_runtime.service import Service
 from kvbus_wire.load import LoadReport
-from kvbus_wire.router import Decision, Progress, RouteRequest
+from kvbus_wire.message import Message
+from kvbus_wire.router import Decision, ExplainPlaced, ExplainRoute, GetLimits, Progress, RouteRequest, SetLimits
 
 QUEUE = "routers"
+MAX_PENDING_CONTROL = 64
+"""Questions and changes that people and tools may ask at the same time."""
 
 
 class RouterApp:
@@ -28,8 +35,14 @@ class RouterApp:
         self._wake = asyncio.Event()
         self._inputs: list[Subscription] = []
         self._requests: Subscription | None = None
+        self._control: list[Subscription] = []
         self.dispatcher = Dispatcher(
-            service.instance_id, settings.limits, settings.weights, make_policy(settings.policy), Random()
+            service.instance_id,
+            settings.limits,
+            settings.weights,
+            make_policy(settings.policy, temperature_s=settings.temperature_s),
+            Random(),
+            unix_ms=lambda: time.time_ns() // 1_000_000,
         )
         metrics = RouterMetrics(service.metrics, self.dispatcher)
         index = IndexClient(
@@ -43,6 +56,15 @@ class RouterApp:
         self._route = RouteHandler(
             self.dispatcher, index, service.bus, metrics=metrics, changed=self._wake.set, log=service.log
         )
+        self._limits = LimitsStore(
+            service.bus,
+            service.instance_id,
+            settings.limits.thresholds,
+            apply=self._apply,
+            metrics=service.metrics,
+            log=service.log,
+        )
+        self._on_control = ControlHandler(self.dispatcher, index, self._limits)
         self._cluster = ClusterHandler(
             self.dispatcher,
             service.instance_id,
@@ -62,7 +84,10 @@ class RouterApp:
             await bus.subscribe(subjects.progress("*"), [Progress], self._cluster.on_progress),
             await bus.subscribe(subjects.decisions("*"), [Decision], self._cluster.on_decision),
         ]
+        await self._limits.start()
         self._service.spawn(self._watch_queue(), name="queue")
+        self._control = [await self._serve_control(subjects.routers_control, QUEUE)]
+        self._control += [await self._serve_control(subjects.router_control(self._service.instance_id), "")]
         self._requests = await bus.serve(
             subjects.route("*"),
             [RouteRequest],
@@ -71,6 +96,17 @@ class RouterApp:
             max_pending=self._settings.max_pending_requests,
         )
         await self._service.register()
+
+    async def _serve_control(self, subject: str, queue: str) -> Subscription:
+        questions: list[type[Message]] = [ExplainRoute, ExplainPlaced, GetLimits, SetLimits]
+        return await self._service.bus.serve(
+            subject, questions, self._on_control, queue=queue, max_pending=MAX_PENDING_CONTROL
+        )
+
+    def _apply(self, thresholds: Thresholds) -> None:
+        self.dispatcher.set_thresholds(thresholds)
+        self._route.settle(self.dispatcher.pump(self._clock()))
+        self._wake.set()
 
     def _report_health(self, *_change: object) -> None:
         """Without a worker nothing can be placed. Without an indexer everything can, only worse: no reason to be unready."""
@@ -95,8 +131,10 @@ class RouterApp:
             await self._requests.stop()
 
     async def close(self) -> None:
-        while self._inputs:
-            await self._inputs.pop().stop()
+        await self._limits.stop()
+        for subscriptions in (self._control, self._inputs):
+            while subscriptions:
+                await subscriptions.pop().stop()
 
 
 async def start(service: Service, settings: RouterSettings) -> RouterApp:

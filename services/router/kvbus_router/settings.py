@@ -2,15 +2,23 @@
 
 from typing import Annotated
 
+from kvbus_router.core.affinity import Mode
 from kvbus_router.core.limits import Limits, Weights
 from kvbus_runtime.settings import CommonSettings, Flag
 
+MODES = tuple(Mode)
+
 _MAY_BE_ZERO = (
     "max_requests_per_worker",
+    "busy_used_blocks_share",
+    "busy_waiting_tokens",
     "aging_per_s",
     "worker_wait_s",
     "inflight_grace_s",
-    "max_candidates",
+    "max_explained_workers",
+    "max_explained_requests",
+    "affinity_bonus_s",
+    "temperature_s",
     "work_weight",
     "decode_weight",
 )
@@ -22,11 +30,28 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     policy: Annotated[
         str, Flag("kv, round-robin, random, least-loaded, power-of-two, or an entry point of kvbus.routing_policies")
     ] = "kv"
+    temperature_s: Annotated[
+        float, Flag("kv: a worker that costs so many seconds more is chosen e times less often (0: only the best)")
+    ] = 0.0
+    affinity: Annotated[
+        str, Flag("a session's requests go to the worker of the last one: if it costs little, or always", choices=MODES)
+    ] = "soft"
+    affinity_bonus_s: Annotated[float, Flag("soft: what that worker may cost more than another, in seconds")] = 0.1
+    affinity_ttl_s: Annotated[float, Flag("a session without a request for so long is forgotten")] = 1800.0
+    max_sessions: Annotated[int, Flag("sessions that are remembered; beyond it: the most silent one is forgotten")] = (
+        65_536
+    )
 
     max_requests_per_worker: Annotated[
         int, Flag("requests placed on a worker at the same time (0: see the factor)")
     ] = 0
     worker_limit_factor: Annotated[float, Flag("the same as a multiple of the worker's max_num_seqs")] = 1.25
+    busy_used_blocks_share: Annotated[
+        float, Flag("a worker whose requests use this part of its device blocks gets nothing new (0: off)")
+    ] = 0.0
+    busy_waiting_tokens: Annotated[
+        int, Flag("a worker with so many prompt tokens still to compute gets nothing new (0: off)")
+    ] = 0
     max_queued: Annotated[int, Flag("requests that wait for a worker; beyond it: overloaded")] = 1024
     aging_per_s: Annotated[float, Flag("priority that a second of waiting is worth")] = 0.1
     overdue_s: Annotated[float, Flag("after this wait a request gets some turns whatever its strict priority")] = 30.0
@@ -37,11 +62,15 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     ] = 5.0
     max_inflight_key_bytes: Annotated[int, Flag("keys of prefixes that are being computed", metavar="BYTES")] = 64 << 20
     inflight_grace_s: Annotated[float, Flag("time for the events of a computed prefix to reach the index")] = 2.0
-    max_candidates: Annotated[int, Flag("workers named in the explanation of a placement")] = 16
+    max_explained_workers: Annotated[int, Flag("workers named in the explanation of a placement")] = 16
+    max_explained_requests: Annotated[int, Flag("placements that can be explained afterwards; the last ones")] = 1024
 
     work_weight: Annotated[float, Flag("cost of a second of prefill that a request adds, in seconds")] = 0.25
     decode_weight: Annotated[float, Flag("cost of each running request, in decode steps")] = 1.0
-    onboard_speedup: Annotated[float, Flag("onboarding against computing, when no rate is known")] = 10.0
+    g2_speedup: Annotated[float, Flag("fetching from host memory against computing, until it was measured")] = 10.0
+    g3_speedup: Annotated[float, Flag("the same from the host's NVMe")] = 4.0
+    g4_speedup: Annotated[float, Flag("the same from the cluster's store")] = 2.0
+    remote_speedup: Annotated[float, Flag("the same from another worker")] = 4.0
     expected_output_tokens: Annotated[int, Flag("output of a request that says nothing about it")] = 256
 
     index_timeout_s: Annotated[float, Flag("how long the indexer may take; beyond it: no cache knowledge")] = 0.25
@@ -59,6 +88,8 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must not be negative")
             if value == 0 and name not in _MAY_BE_ZERO:
                 raise ValueError(f"{name} must be positive")
+        if self.busy_used_blocks_share > 1:
+            raise ValueError("busy_used_blocks_share must be at most 1")
         if self.max_pending_requests <= self.max_queued:
             raise ValueError("max_pending_requests must be above max_queued")
 

@@ -83,10 +83,11 @@ async def test_a_request_goes_where_its_prefix_is(cluster: Any) -> None:
     await workers_known(running, 2)
     match = Match(instance_id="w2", tier="g1", depth=4)
     async with index_of(client, match) as asked:
-        placement = await route(client, ask("r", keys=block_keys(1, 2, 3, 4, 5), prompt_tokens=85))
+        placement = await route(client, ask("r", keys=block_keys(1, 2, 3, 4, 5), prompt_tokens=85, explain=True))
     assert (placement.worker_id, placement.cached_tokens, placement.policy) == ("w2", 64, "kv")
     assert [query.keys for query in asked] == [block_keys(1, 2, 3, 4, 5)]
-    assert {candidate.worker_id for candidate in placement.candidates} == {"w1", "w2"}
+    assert placement.explanation is not None
+    assert [terms.worker_id for terms in placement.explanation.workers] == ["w2", "w1"]
 
 
 async def test_what_the_hosts_kvbm_holds_counts_as_onboarding(cluster: Any) -> None:

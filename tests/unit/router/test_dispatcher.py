@@ -8,113 +8,13 @@ import pytest
 from kvbus_router.core.dispatcher import Dispatcher, Placed, Queued, Refused, Settled
 from kvbus_router.core.limits import Limits, Weights
 from kvbus_router.core.policies import BUILT_IN
+from kvbus_testkit.routing import MODEL, chain, g1, kvbm_record, report, request, worker_record
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.indexer import Match
-from kvbus_wire.load import LoadReport
-from kvbus_wire.records import InstanceRecord, KvbmRecord, ModelCard, WorkerRecord
-from kvbus_wire.request import AgentHints
+from kvbus_wire.records import InstanceRecord
 from kvbus_wire.router import Placement, RouteRequest
 
-MODEL = "m"
 LATER = 1e6
-
-
-def chain(*numbers: int) -> bytes:
-    return b"".join(n.to_bytes(16, "little") for n in numbers)
-
-
-def worker_record(
-    worker_id: str,
-    *,
-    incarnation: int = 1,
-    host: str = "h",
-    slots: int = 4,
-    rate: float = 1000.0,
-    role: str = "both",
-    draining: bool = False,
-    block_bytes: int = 0,
-) -> InstanceRecord:
-    card = ModelCard(name=MODEL, fingerprint="f", block_size=16, context_length=4096, bundle="b", kv_layout="l")
-    worker = WorkerRecord(
-        model=card,
-        engine="mock",
-        total_blocks=100,
-        max_num_seqs=slots,
-        max_batched_tokens=512,
-        prefill_tokens_per_s=rate,
-        decode_step_s=0.01,
-        role=role,
-        block_bytes=block_bytes,
-    )
-    return InstanceRecord(
-        service="worker",
-        instance_id=worker_id,
-        incarnation=incarnation,
-        host_id=host,
-        version="1",
-        started_ms=0,
-        draining=draining,
-        worker=worker,
-    )
-
-
-def kvbm_record(host: str = "h", bytes_per_s: float = 0.0) -> InstanceRecord:
-    return InstanceRecord(
-        service="kvbm",
-        instance_id=f"kvbm-{host}",
-        incarnation=1,
-        host_id=host,
-        version="1",
-        started_ms=0,
-        kvbm=KvbmRecord(g2_bytes=1, onboard_bytes_per_s=bytes_per_s),
-    )
-
-
-def request(
-    request_id: str = "r",
-    *,
-    keys: bytes = b"",
-    prompt_tokens: int = 100,
-    priority: int = 0,
-    strict: int = 0,
-    pinned: str | None = None,
-    allowed: Sequence[str] = (),
-    excluded: Sequence[str] = (),
-    model: str = MODEL,
-) -> RouteRequest:
-    return RouteRequest(
-        request_id=request_id,
-        model=model,
-        keys=keys,
-        prompt_tokens=prompt_tokens,
-        max_tokens=50,
-        deadline_ms=0,
-        hints=AgentHints(priority=priority, strict_priority=strict),
-        pinned=pinned,
-        allowed=tuple(allowed),
-        excluded=tuple(excluded),
-    )
-
-
-def g1(worker_id: str, depth: int) -> Match:
-    return Match(instance_id=worker_id, tier="g1", depth=depth)
-
-
-def report(worker_id: str, *, running: int = 0, waiting_tokens: int = 0, ids: Sequence[str] = ()) -> LoadReport:
-    return LoadReport(
-        instance_id=worker_id,
-        incarnation=1,
-        model=MODEL,
-        running=running,
-        waiting=0,
-        waiting_tokens=waiting_tokens,
-        used_blocks=0,
-        total_blocks=100,
-        kv_seq=0,
-        prefill_tokens_per_s=1000.0,
-        decode_step_s=0.01,
-        request_ids=tuple(ids),
-    )
 
 
 class Router:
@@ -164,10 +64,11 @@ def _shown(settled: Settled) -> tuple[str, str]:
 def test_the_worker_that_holds_the_prefix_gets_the_request() -> None:
     router = Router(worker_record("w1"), worker_record("w2"))
     keys = chain(1, 2, 3, 4)
-    placement = router.place(request(keys=keys, prompt_tokens=70), [g1("w2", 4)])
+    placement = router.place(request(keys=keys, prompt_tokens=70, explain=True), [g1("w2", 4)])
     assert (placement.worker_id, placement.cached_tokens, placement.onboard_tokens) == ("w2", 64, 0)
     assert placement.policy == "kv"
-    assert [candidate.worker_id for candidate in placement.candidates] == ["w2", "w1"]
+    assert placement.explanation is not None
+    assert [terms.worker_id for terms in placement.explanation.workers] == ["w2", "w1"]
 
 
 def test_load_outweighs_a_short_prefix() -> None:
@@ -430,13 +331,6 @@ def test_a_decision_makes_the_same_reservation_at_a_replica() -> None:
         assert here.totals == there.totals
     follow_up = other.place(request("s", keys=keys, prompt_tokens=50))
     assert follow_up.worker_id == outcome.placement.worker_id
-
-
-def test_candidates_are_limited_and_can_be_turned_off() -> None:
-    many = Router(*(worker_record(f"w{i}") for i in range(20)), limits=Limits(max_candidates=3))
-    assert len(many.place(request()).candidates) == 3
-    none = Router(worker_record("w1"), limits=Limits(max_candidates=0))
-    assert none.place(request()).candidates == ()
 
 
 def test_round_robin_takes_turns_and_skips_who_may_not() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kvbus_router import cli
 from kvbus_router.adapters import policies
-from kvbus_router.core.cost import Estimate
+from kvbus_router.core.estimate import Estimate
 from kvbus_router.core.policies import BUILT_IN
 from kvbus_router.settings import RouterSettings
 from kvbus_runtime.settings import BadSettings, parse_settings

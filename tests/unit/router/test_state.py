@@ -7,9 +7,8 @@ from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
 from kvbus_router.core.state import Ending, RouterState
 from kvbus_router.core.workers import Reservation, Totals
-from kvbus_wire.indexer import Match
 from kvbus_wire.load import LoadReport
-from kvbus_wire.records import InstanceRecord, KvbmRecord, ModelCard, WorkerRecord
+from kvbus_wire.records import InstanceRecord, ModelCard, WorkerRecord
 from kvbus_wire.router import Decision
 
 MODEL = "m"
@@ -234,29 +233,6 @@ def test_reports_without_rates_leave_the_prior(state: RouterState) -> None:
     assert worker is not None
     assert worker.prefill_tokens_per_s == 1000.0
     assert worker.decode_step_s == 0.01
-
-
-def test_lower_tiers_count_for_the_host_of_their_kvbm(state: RouterState) -> None:
-    kvbm = InstanceRecord(
-        service="kvbm",
-        instance_id="k",
-        incarnation=1,
-        host_id="h",
-        version="1",
-        started_ms=0,
-        kvbm=KvbmRecord(g2_bytes=1),
-    )
-    state.joined(kvbm)
-    matches = [
-        Match(instance_id="w1", tier="g1", depth=2),
-        Match(instance_id="k", tier="g2", depth=3),
-        Match(instance_id="k", tier="g3", depth=7),
-        Match(instance_id="gone", tier="g2", depth=9),
-    ]
-    assert state.g1_depths(matches) == {"w1": 2}
-    assert state.host_depths(matches) == {"h": (7, kvbm)}
-    state.left(kvbm)
-    assert state.host_depths(matches) == {}
 
 
 def _chain(*numbers: int) -> bytes:

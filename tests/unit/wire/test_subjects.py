@@ -49,6 +49,8 @@ def test_the_subjects_are_as_documented() -> None:
         s.route("m"),
         s.progress("m"),
         s.decisions("m"),
+        s.routers_control,
+        s.router_control("r"),
         s.index_query("m"),
         s.generate("w"),
         s.control("w"),
@@ -62,6 +64,8 @@ def test_the_subjects_are_as_documented() -> None:
         "kvbus.v1.n.route.m",
         "kvbus.v1.n.router.m.progress",
         "kvbus.v1.n.router.m.decisions",
+        "kvbus.v1.n.routers.control",
+        "kvbus.v1.n.routers.r.control",
         "kvbus.v1.n.index.m.query",
         "kvbus.v1.n.worker.w.generate",
         "kvbus.v1.n.worker.w.control",
@@ -77,5 +81,5 @@ def test_the_subjects_are_as_documented() -> None:
 @given(segments)
 def test_streams_and_buckets_have_names_that_the_server_takes(namespace: str) -> None:
     subjects = Subjects(namespace)
-    for name in (subjects.kv_stream, subjects.instances_bucket, subjects.models_bucket):
+    for name in (subjects.kv_stream, subjects.instances_bucket, subjects.models_bucket, subjects.settings_bucket):
         assert re.fullmatch(r"[A-Za-z0-9_-]+", name)

@@ -1,8 +1,12 @@
 """What the router decides, as metrics."""
 
+from kvbus_router.core.affinity import Forgotten
 from kvbus_router.core.dispatcher import Dispatcher, Placed, Refused
+from kvbus_router.core.policies import Outcome
 from kvbus_router.core.state import Ending
 from kvbus_runtime.metrics import Metrics
+
+WHERE = ("g1", "g2", "g3", "g4", "remote", "inflight", "compute")
 
 
 class RouterMetrics:
@@ -11,15 +15,22 @@ class RouterMetrics:
     def __init__(self, metrics: Metrics, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._ended: dict[Ending, int] = dict.fromkeys(Ending, 0)
+        self._forgotten: dict[Forgotten, int] = dict.fromkeys(Forgotten, 0)
         self._placements = metrics.counter("placements", "requests placed", ("policy", "waited"))
         self._refusals = metrics.counter("refusals", "requests not placed", ("code",))
         self._endings = metrics.counter("reservations_ended", "reservations by why they ended", ("reason",))
+        self._sessions = metrics.counter("session_placements", "placed requests of sessions", ("worker",))
+        self._sessions_ended = metrics.counter("sessions_forgotten", "sessions by why they were forgotten", ("reason",))
         self._decisions = metrics.counter("replica_decisions", "placements of replicas", ("outcome",))
         self._reports = metrics.counter("load_reports", "load reports of workers", ("outcome",))
         self._queued = metrics.histogram("queued_seconds", "time in the queue of requests that were placed")
         self._ttft = metrics.histogram("predicted_ttft_seconds", "predicted time to the first token of placed requests")
+        self._observed = metrics.histogram("observed_ttft_seconds", "from a placement to the news of its first token")
+        self._missed = metrics.histogram(
+            "ttft_error_seconds", "by how much the prediction was wrong, in either direction"
+        )
         tokens = metrics.counter("prompt_tokens", "tokens of placed prompts by where they were found", ("where",))
-        self._tokens = {where: tokens.labels(where) for where in ("g1", "onboard", "inflight", "compute")}
+        self._tokens = {where: tokens.labels(where) for where in WHERE}
         gauge = metrics.gauge
         gauge("waiting_requests", "requests in the queue").set_function(lambda: float(dispatcher.waiting))
         gauge("reservations", "placed requests").set_function(lambda: float(dispatcher.state.reservations))
@@ -29,6 +40,10 @@ class RouterMetrics:
         gauge("inflight_key_bytes", "keys of prefixes that are being computed").set_function(
             lambda: float(dispatcher.state.inflight.key_bytes)
         )
+        gauge("sessions", "sessions whose worker is remembered").set_function(lambda: float(len(dispatcher.affinity)))
+        gauge("explained_requests", "placements that can be explained").set_function(
+            lambda: float(len(dispatcher.decisions))
+        )
         gauge("workers", "workers known").set_function(lambda: float(dispatcher.state.worker_count))
 
     def placed(self, placed: Placed) -> None:
@@ -36,11 +51,18 @@ class RouterMetrics:
         self._placements.labels(placement.policy, "yes" if placement.queued_s else "no").inc()
         self._queued.observe(placement.queued_s)
         self._ttft.observe(chosen.ttft_s)
-        inflight = placed.decision.prompt_tokens - chosen.cached_tokens - chosen.onboard_tokens - chosen.uncached_tokens
         self._tokens["g1"].inc(chosen.cached_tokens)
-        self._tokens["onboard"].inc(chosen.onboard_tokens)
-        self._tokens["inflight"].inc(inflight)
+        for part in chosen.onboard:
+            self._tokens[part.source].inc(part.tokens)
+        self._tokens["inflight"].inc(chosen.inflight_tokens)
         self._tokens["compute"].inc(chosen.uncached_tokens)
+
+        if placed.session is not None:
+            self._sessions.labels(placed.session).inc()
+
+    def first_token(self, outcome: Outcome) -> None:
+        self._observed.observe(outcome.ttft_s)
+        self._missed.observe(abs(outcome.ttft_s - outcome.chosen.ttft_s))
 
     def refused(self, refused: Refused) -> None:
         self._refusals.labels(refused.reply.code).inc()
@@ -57,3 +79,7 @@ class RouterMetrics:
             if count != self._ended[ending]:
                 self._endings.labels(ending.value).inc(count - self._ended[ending])
                 self._ended[ending] = count
+        for reason, count in self._dispatcher.affinity.forgotten.items():
+            if count != self._forgotten[reason]:
+                self._sessions_ended.labels(reason.value).inc(count - self._forgotten[reason])
+                self._forgotten[reason] = count

@@ -3,14 +3,16 @@
 from importlib.metadata import entry_points
 from typing import cast
 
-from kvbus_router.core.policies import BUILT_IN, RoutingPolicy
+from kvbus_router.core.policies import BUILT_IN, KvPolicy, RoutingPolicy
 from kvbus_runtime.settings import BadSettings
 
 ENTRY_POINTS = "kvbus.routing_policies"
 
 
-def make_policy(name: str) -> RoutingPolicy:
-    """Raise BadSettings when there is none of this name, or it cannot be made."""
+def make_policy(name: str, *, temperature_s: float = 0.0) -> RoutingPolicy:
+    """``temperature_s``: of the policy ``kv``. Raise BadSettings when there is no policy of this name, or it cannot be made."""
+    if name == KvPolicy.name:
+        return KvPolicy(temperature_s)
     built_in = BUILT_IN.get(name)
     if built_in is not None:
         return built_in()

@@ -1,19 +1,23 @@
 """Places requests: at once when a worker has room and nobody waits before them, else in the order of the queue."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import msgspec
 
-from kvbus_router.core.cost import Cached, Estimate, estimate
-from kvbus_router.core.limits import Limits, Weights
-from kvbus_router.core.policies import RoutingPolicy
+from kvbus_router.core.affinity import session_key
+from kvbus_router.core.choosing import Chooser, Weighed
+from kvbus_router.core.eligibility import Sorted
+from kvbus_router.core.estimate import Estimate
+from kvbus_router.core.explaining import Decided, DecisionLog, explanation, ranked
+from kvbus_router.core.limits import Limits, Thresholds, Weights
+from kvbus_router.core.policies import Outcome, RoutingPolicy
 from kvbus_router.core.queue import WaitingQueue
 from kvbus_router.core.state import RouterState
-from kvbus_router.core.workers import Reservation, Worker
+from kvbus_router.core.workers import Reservation
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.indexer import Match
-from kvbus_wire.router import Candidate, Decision, Placement, RouteRequest
+from kvbus_wire.router import Decision, Placement, RouteExplanation, RouteRequest
 
 RETRY_AFTER_MAX_S = 60.0
 # How much one more observation counts in the mean time between two requests that leave the queue.
@@ -21,11 +25,13 @@ _TURN_SMOOTHING = 0.1
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """``decision``: the same for the replicas. ``chosen``: the terms of the worker that got it."""
+    """``decision``: the same for the replicas. ``chosen``: the terms of the worker that got it. ``session``: whether that one
+    served the session's last request (same, other), or it had none (new); None without a session."""
 
     placement: Placement
     decision: Decision
     chosen: Estimate
+    session: str | None = None
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -54,15 +60,27 @@ class _Item(msgspec.Struct):
 
 
 class Dispatcher:
-    """Times are monotonic seconds. Call `pump` after everything that may make room, and at `next_due`."""
+    """Times are monotonic seconds, but ``unix_ms``, which dates decisions for the replicas. Call `pump` after everything that may
+    make room, and at `next_due`."""
 
-    def __init__(self, router_id: str, limits: Limits, weights: Weights, policy: RoutingPolicy, rng: Random) -> None:
+    def __init__(
+        self,
+        router_id: str,
+        limits: Limits,
+        weights: Weights,
+        policy: RoutingPolicy,
+        rng: Random,
+        *,
+        unix_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.state = RouterState(limits)
         self.limits = limits
         self.weights = weights
+        self.decisions = DecisionLog(limits.max_explained_requests)
         self._router_id = router_id
-        self._policy = policy
-        self._rng = rng
+        self._chooser = Chooser(self.state, limits, weights, policy, rng)
+        self.affinity = self._chooser.affinity
+        self._unix_ms = unix_ms
         self._queues: dict[str, WaitingQueue[_Item]] = {}
         self._turn_s = 0.0
         self._last_turn_at: float | None = None
@@ -84,6 +102,19 @@ class Dispatcher:
                 return True
         return self.state.finished(request_id)
 
+    def first_token(self, request_id: str, now: float) -> Outcome | None:
+        """A placed request has its first token. What came of this router's own choice (the policy has been told), else None."""
+        reservation = self.state.reservation(request_id)
+        if reservation is None or reservation.first_token_at is not None:
+            return None
+        self.state.first_token(request_id, now)
+        if reservation.predicted is None:
+            return None
+        outcome = Outcome(request_id, reservation.predicted, now - reservation.placed_at)
+        self.decisions.first_token(request_id, outcome.ttft_s)
+        self._chooser.observe(outcome)
+        return outcome
+
     def leave_queue(self, request_id: str, message: str) -> list[Settled]:
         """If the request waits, it does so no more: it is cancelled."""
         for model, queue in self._queues.items():
@@ -95,7 +126,36 @@ class Dispatcher:
     def apply_decision(self, decision: Decision, now: float) -> tuple[bool, list[Settled]]:
         """A replica has placed a request. False: the reservation could not be made here. If it waits here it does so in vain."""
         settled = self.leave_queue(decision.request_id, "another router has placed the request")
-        return self.state.apply_decision(decision, now), settled
+        applied = self.state.apply_decision(decision, now)
+        if applied:
+            self.affinity.bind(
+                session_key(decision.model, decision.tenant, decision.session_id),
+                decision.worker_id,
+                decided_ms=decision.decided_ms,
+                router_id=decision.router_id,
+                now=now,
+            )
+        return applied, settled
+
+    # -- what can be changed, and asked
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return self._chooser.thresholds
+
+    def set_thresholds(self, thresholds: Thresholds) -> None:
+        """In force from now on; `pump` afterwards, since there may be room now. Requests that are placed stay where they are."""
+        self._chooser.thresholds = thresholds
+
+    def explain(self, request: RouteRequest, matches: Sequence[Match], now: float) -> RouteExplanation:
+        """What would become of the request now. Nothing is placed, and the policy is not asked: it may count its choices."""
+        weighed = self._chooser.weigh(request, matches, self._chooser.sort(request), now)
+        return explanation(self._decided(request, weighed, None, 0.0), self._router_id)
+
+    def explain_placed(self, request_id: str) -> RouteExplanation | None:
+        """Why this router placed a request where it did; None when it does not know (any more)."""
+        decided = self.decisions.get(request_id)
+        return None if decided is None else explanation(decided, self._router_id)
 
     def pump(self, now: float) -> list[Settled]:
         """Serve those who wait as far as there is room, and send away those whose time is over."""
@@ -137,6 +197,9 @@ class Dispatcher:
                     raise AssertionError("a request waits and is placed")
         if self.waiting > self.limits.max_queued:
             raise AssertionError("too many wait")
+        self.affinity.check_integrity()
+        if len(self.decisions) > self.limits.max_explained_requests:
+            raise AssertionError("too many decisions are kept")
 
     # -- inside
 
@@ -147,15 +210,15 @@ class Dispatcher:
             return _refused(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", retryable=False)
         if not self.state.can_reserve():
             return self._overloaded(f"{self.state.reservations} requests are placed")
-        eligible = self._eligible(request)
-        if not eligible and request.pinned is not None:
+        workers = self._chooser.sort(request)
+        if not workers.eligible and request.pinned is not None:
             return _pinned_gone(request)
-        placed = self._place(item, eligible, now)
+        placed = self._place(item, workers, now)
         if placed is not None:
             return placed
         if self.waiting >= self.limits.max_queued:
             return self._overloaded(f"{self.waiting} requests wait")
-        item.orphan_since = None if eligible else now
+        item.orphan_since = None if workers.eligible else now
         queue = self._queues.get(request.model)
         if queue is None:
             queue = WaitingQueue(self.limits.max_queued, self.limits.aging_per_s, self.limits.overdue_s)
@@ -171,24 +234,6 @@ class Dispatcher:
     def _forget_if_empty(self, model: str) -> None:
         if not self._queues[model]:
             del self._queues[model]
-
-    def _eligible(self, request: RouteRequest) -> list[Worker]:
-        """Workers that may run it, with or without room."""
-        return [
-            worker
-            for worker in self.state.workers(request.model)
-            if not worker.draining
-            and worker.worker.role != "prefill"
-            and worker.worker_id not in request.excluded
-            and (request.pinned is None or worker.worker_id == request.pinned)
-            and (not request.allowed or worker.worker_id in request.allowed)
-        ]
-
-    def _has_room(self, worker: Worker) -> bool:
-        limit = self.limits.max_requests_per_worker
-        if limit <= 0:
-            limit = max(1, int(worker.worker.max_num_seqs * self.limits.worker_limit_factor))
-        return worker.totals.active < limit
 
     def _pump_model(self, model: str, now: float) -> list[Settled]:
         queue = self._queues.get(model)
@@ -206,9 +251,9 @@ class Dispatcher:
         may_run: dict[tuple[object, ...], bool] = {}
         for item in queue.items():
             request = item.request
-            constraints = (request.pinned, request.allowed, request.excluded)
+            constraints = (request.pinned, request.allowed, request.excluded, request.required_taints)
             if constraints not in may_run:
-                may_run[constraints] = bool(self._eligible(request))
+                may_run[constraints] = bool(self._chooser.sort(request).eligible)
             refused = self._check_waiting(item, may_run[constraints], now)
             if refused is not None:
                 queue.remove(item.request.request_id)
@@ -233,45 +278,45 @@ class Dispatcher:
         """Place the first in order that finds room."""
         for waiting in queue.in_order(now):
             item = waiting.item
-            if not any(map(self._has_room, self.state.workers(item.request.model))) or not self.state.can_reserve():
+            if (
+                not any(map(self._chooser.has_room, self.state.workers(item.request.model)))
+                or not self.state.can_reserve()
+            ):
                 return None
-            placed = self._place(item, self._eligible(item.request), now)
+            placed = self._place(item, self._chooser.sort(item.request), now)
             if placed is not None:
                 queue.take_turn(item.request.request_id)
                 self._observe_turn(now)
                 return Settled(item.request.request_id, placed)
         return None
 
-    def _place(self, item: _Item, eligible: list[Worker], now: float) -> Placed | None:
+    def _place(self, item: _Item, workers: Sorted, now: float) -> Placed | None:
         """None when no worker that may take it has room."""
-        workers = [worker for worker in eligible if self._has_room(worker)]
-        if not workers:
-            return None
         request = item.request
-        estimates = self._estimates(item, workers, now)
-        chosen = self._policy.choose(estimates, self._rng)
-        expected = min(request.hints.osl or self.weights.expected_output_tokens, request.max_tokens)
-        reservation = Reservation(
-            request_id=request.request_id,
-            worker_id=chosen.worker_id,
-            incarnation=chosen.incarnation,
-            prompt_tokens=request.prompt_tokens,
-            uncached_tokens=chosen.uncached_tokens,
-            expected_output=expected,
-            placed_at=now,
-        )
-        self.state.reserve(reservation, request.keys)
+        weighed = self._chooser.weigh(request, item.matches, workers, now)
+        if not weighed.estimates:
+            return None
+        chosen = self._chooser.choose(weighed.estimates)
+        queued_s = now - item.arrived_at
+        decided = self._decided(request, weighed, chosen, queued_s)
+        self.decisions.add(decided)
+        decision = self._decision(request, chosen)
+        self._reserve(request, decision, chosen, now)
         placement = Placement(
             request_id=request.request_id,
             worker_id=chosen.worker_id,
             incarnation=chosen.incarnation,
             cached_tokens=chosen.cached_tokens,
             onboard_tokens=chosen.onboard_tokens,
-            policy=self._policy.name,
-            queued_s=now - item.arrived_at,
-            candidates=self._candidates(estimates),
+            policy=self._chooser.policy,
+            queued_s=queued_s,
+            explanation=explanation(decided, self._router_id) if request.explain else None,
         )
-        decision = Decision(
+        return Placed(placement, decision, chosen, _session(request, weighed.session_worker_id, chosen.worker_id))
+
+    def _decision(self, request: RouteRequest, chosen: Estimate) -> Decision:
+        session = request.session
+        return Decision(
             router_id=self._router_id,
             request_id=request.request_id,
             model=request.model,
@@ -279,34 +324,50 @@ class Dispatcher:
             incarnation=chosen.incarnation,
             prompt_tokens=request.prompt_tokens,
             uncached_tokens=chosen.uncached_tokens,
-            expected_output=expected,
+            expected_output=min(request.hints.osl or self.weights.expected_output_tokens, request.max_tokens),
             keys=request.keys,
+            session_id=session.id if session is not None and not session.final else "",
+            tenant=request.tenant,
+            decided_ms=self._unix_ms(),
         )
-        return Placed(placement, decision, chosen)
 
-    def _estimates(self, item: _Item, workers: Iterable[Worker], now: float) -> list[Estimate]:
-        g1 = self.state.g1_depths(item.matches)
-        hosts = self.state.host_depths(item.matches)
-        inflight = self.state.inflight.depths(item.request.keys, now)
-        estimates = []
-        for worker in workers:
-            depth, kvbm = hosts.get(worker.record.host_id, (0, None))
-            cached = Cached(g1.get(worker.worker_id, 0), inflight.get(worker.worker_id, 0), depth, kvbm)
-            estimates.append(estimate(worker, item.request.prompt_tokens, cached, self.weights))
-        return estimates
+    def _reserve(self, request: RouteRequest, decision: Decision, chosen: Estimate, now: float) -> None:
+        reservation = Reservation(
+            request_id=decision.request_id,
+            worker_id=decision.worker_id,
+            incarnation=decision.incarnation,
+            prompt_tokens=decision.prompt_tokens,
+            uncached_tokens=decision.uncached_tokens,
+            expected_output=decision.expected_output,
+            placed_at=now,
+            predicted=chosen,
+        )
+        self.state.reserve(reservation, decision.keys)
+        if request.session is None:
+            return
+        key = session_key(request.model, request.tenant, request.session.id)
+        if request.session.final:
+            self.affinity.end(key)
+            return
+        self.affinity.bind(
+            key, decision.worker_id, decided_ms=decision.decided_ms, router_id=decision.router_id, now=now
+        )
 
-    def _candidates(self, estimates: list[Estimate]) -> tuple[Candidate, ...]:
-        best = sorted(estimates, key=lambda e: e.cost)[: self.limits.max_candidates]
-        return tuple(
-            Candidate(
-                worker_id=e.worker_id,
-                cost=e.cost,
-                cached_tokens=e.cached_tokens,
-                onboard_tokens=e.onboard_tokens,
-                waiting_tokens=e.waiting_tokens,
-                running=e.running,
-            )
-            for e in best
+    def _decided(self, request: RouteRequest, weighed: Weighed, chosen: Estimate | None, queued_s: float) -> Decided:
+        best, rejected, left_out = ranked(
+            weighed.estimates, chosen, weighed.rejected, self.limits.max_explained_workers
+        )
+        return Decided(
+            request_id=request.request_id,
+            model=request.model,
+            policy=self._chooser.policy,
+            prompt_tokens=request.prompt_tokens,
+            chosen=chosen,
+            queued_s=queued_s,
+            session_worker_id=weighed.session_worker_id,
+            best=best,
+            rejected=rejected,
+            left_out=left_out,
         )
 
     def _observe_turn(self, now: float) -> None:
@@ -322,6 +383,12 @@ class Dispatcher:
 
 def _refused(code: ErrorCode, message: str, *, retryable: bool) -> Refused:
     return Refused(ErrorReply(code=code, message=message, retryable=retryable))
+
+
+def _session(request: RouteRequest, last: str, chosen: str) -> str | None:
+    if request.session is None:
+        return None
+    return "new" if not last else "same" if last == chosen else "other"
 
 
 def _pinned_gone(request: RouteRequest) -> Refused:

@@ -1,10 +1,13 @@
-"""How a worker is chosen among those that may take a request."""
+"""How a worker is chosen among those that may take a request and have room."""
 
 from collections.abc import Callable, Sequence
+from math import exp
 from random import Random
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from kvbus_router.core.cost import Estimate
+import msgspec
+
+from kvbus_router.core.estimate import Estimate
 
 TIE = 1e-6
 """Costs that differ by less than this part count as equal, and chance decides: else one of many idle workers got everything."""
@@ -21,14 +24,45 @@ class RoutingPolicy(Protocol):
         """One of ``estimates``: never empty, only workers that may take the request and have room, in a stable order."""
 
 
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a choice. ``ttft_s``: from the placement to the moment when the router heard of the first token; it compares
+    with ``chosen.ttft_s``, the prediction at the time of the placement."""
+
+    request_id: str
+    chosen: Estimate
+    ttft_s: float
+
+
+@runtime_checkable
+class LearningPolicy(RoutingPolicy, Protocol):
+    """A policy that is told how its choices went."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """A request that this policy placed has its first token. Requests that never had one are not reported: nobody can tell a
+        slow worker from a client that went away. Called in the order of the first tokens, not of the choices."""
+
+
 class KvPolicy:
-    """The least cost: cache, load and measured rates in seconds."""
+    """The least cost: cache, load and measured rates in seconds.
+
+    ``temperature_s`` above 0: a worker that costs so many seconds more than the best one is chosen e times less often
+    (a softmax over ``-cost / temperature``). At 0 the best one gets it, and chance decides between equals.
+    """
 
     name = "kv"
 
+    def __init__(self, temperature_s: float = 0.0) -> None:
+        self._temperature_s = temperature_s
+
     def choose(self, estimates: Sequence[Estimate], rng: Random) -> Estimate:
-        least = min(estimate.cost for estimate in estimates)
-        best = [estimate for estimate in estimates if estimate.cost <= least * (1 + TIE)]
+        costs_s = [estimate.cost_s for estimate in estimates]
+        least_s = min(costs_s)
+        if self._temperature_s > 0:
+            odds = [exp((least_s - cost_s) / self._temperature_s) for cost_s in costs_s]
+            return rng.choices(estimates, odds)[0]
+        # A bonus can make a cost negative, so the margin is a part of its size.
+        limit_s = least_s + abs(least_s) * TIE
+        best = [estimate for estimate, cost_s in zip(estimates, costs_s, strict=True) if cost_s <= limit_s]
         return best[0] if len(best) == 1 else rng.choice(best)
 
 

@@ -1,17 +1,14 @@
 """What the router knows: workers, the hosts' lower tiers, reservations, prefixes being computed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
 from kvbus_router.core.workers import Reservation, Worker
-from kvbus_wire.indexer import Match
 from kvbus_wire.load import LoadReport
 from kvbus_wire.records import InstanceRecord
 from kvbus_wire.router import Decision
-
-G1 = "g1"
 
 
 class Ending(StrEnum):
@@ -174,17 +171,9 @@ class RouterState:
     def models(self) -> list[str]:
         return sorted(self._models)
 
-    def g1_depths(self, matches: Iterable[Match]) -> dict[str, int]:
-        return {match.instance_id: match.depth for match in matches if match.tier == G1}
-
-    def host_depths(self, matches: Iterable[Match]) -> dict[str, tuple[int, InstanceRecord]]:
-        """Per host the most blocks that a kvbm there holds in any tier, and that kvbm."""
-        depths: dict[str, tuple[int, InstanceRecord]] = {}
-        for match in matches:
-            kvbm = self._kvbms.get(match.instance_id)
-            if kvbm is not None and match.depth > depths.get(kvbm.host_id, (0, kvbm))[0]:
-                depths[kvbm.host_id] = (match.depth, kvbm)
-        return depths
+    @property
+    def kvbms(self) -> Mapping[str, InstanceRecord]:
+        return self._kvbms
 
     def check_integrity(self) -> None:
         """Raise AssertionError when an invariant is broken. Walks everything: for tests."""

@@ -13,12 +13,14 @@ not list comes on top:
 
 import msgspec
 
+from kvbus_router.core.estimate import Estimate
 from kvbus_wire.load import LoadReport
 from kvbus_wire.records import InstanceRecord, WorkerRecord
 
 
 class Reservation(msgspec.Struct):
-    """A placed request. ``listed``: the worker's last report names it, with ``reported_tokens`` of it still to prefill then."""
+    """A placed request. ``listed``: the worker's last report names it, with ``reported_tokens`` of it still to prefill then.
+    ``predicted``: what it was placed for; None when a replica placed it."""
 
     request_id: str
     worker_id: str
@@ -30,6 +32,7 @@ class Reservation(msgspec.Struct):
     first_token_at: float | None = None
     listed: bool = False
     reported_tokens: int = 0
+    predicted: Estimate | None = None
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -77,6 +80,19 @@ class Worker:
     def decode_step_s(self) -> float:
         measured = self.report.decode_step_s if self.report is not None else 0.0
         return max(measured if measured > 0 else self.worker.decode_step_s, 0.0)
+
+    def onboard_tokens_per_s(self, source: str) -> float:
+        """As the worker has measured it; 0 when it never has."""
+        return self.report.onboard_tokens_per_s.get(source, 0.0) if self.report is not None else 0.0
+
+    @property
+    def used_blocks(self) -> int:
+        """Device blocks of running requests; those that are only cached do not count."""
+        return self.report.used_blocks if self.report is not None else 0
+
+    @property
+    def total_blocks(self) -> int:
+        return self.report.total_blocks if self.report is not None else self.worker.total_blocks
 
     @property
     def totals(self) -> Totals:

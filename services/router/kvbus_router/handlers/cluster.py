@@ -43,7 +43,9 @@ class ClusterHandler:
 
     def on_progress(self, progress: Progress) -> None:
         if progress.phase == "first_token":
-            self._dispatcher.state.first_token(progress.request_id, self._clock())
+            outcome = self._dispatcher.first_token(progress.request_id, self._clock())
+            if outcome is not None:
+                self._metrics.first_token(outcome)
         elif progress.phase == "finished":
             self._settle(self._dispatcher.leave_queue(progress.request_id, "the client has gone"))
             self._dispatcher.finished(progress.request_id)

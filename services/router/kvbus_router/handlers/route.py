@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ class RouteHandler:
         self._draining = False
 
     async def __call__(self, request: RouteRequest, context: RequestContext) -> Placement:
-        _check(request)
+        check_request(request)
         if self._draining:
             raise RequestFailed.of(ErrorCode.DRAINING, "the router stops", retryable=True)
         deadline = self._deadline(request, context)
@@ -119,12 +120,16 @@ class RouteHandler:
         )
 
 
-def _check(request: RouteRequest) -> None:
+def check_request(request: RouteRequest) -> None:
+    """Raise RequestFailed for a request that makes no sense."""
     if len(request.keys) % KEY_BYTES:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, f"keys are {KEY_BYTES} bytes each", param="keys")
     if request.prompt_tokens <= 0:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no prompt", param="prompt_tokens")
     if not request.model:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no model", param="model")
+    if not all(0 < factor < inf for factor in request.preferred_taints.values()):
+        message = "a factor is a positive number"
+        raise RequestFailed.of(ErrorCode.INVALID_REQUEST, message, param="preferred_taints")
     if not request.request_id:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no request id", param="request_id")

@@ -1,0 +1,101 @@
+"""One choice: who may take the request, who has room, what it would cost each, and whom the policy takes."""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import msgspec
+
+from kvbus_router.core.affinity import Mode, SessionAffinity, session_key
+from kvbus_router.core.cost import estimate
+from kvbus_router.core.eligibility import Sorted, Verdict, sort_workers, why_no_room
+from kvbus_router.core.estimate import NO_BIAS, Bias, Estimate
+from kvbus_router.core.explaining import Rejected
+from kvbus_router.core.limits import Limits, Weights
+from kvbus_router.core.policies import LearningPolicy, Outcome, RoutingPolicy
+from kvbus_router.core.sources import Holders
+from kvbus_router.core.state import RouterState
+from kvbus_router.core.workers import Worker
+from kvbus_wire.indexer import Match
+from kvbus_wire.router import RouteRequest
+
+
+class Weighed(msgspec.Struct, frozen=True):
+    """``estimates``: of the workers that may take the request and have room; ``rejected``: the others.
+    ``session_worker_id``: who served the session last."""
+
+    estimates: list[Estimate]
+    rejected: list[Rejected]
+    session_worker_id: str
+
+
+class Chooser:
+    """``thresholds`` may be changed at any time; they count from the next choice on."""
+
+    def __init__(
+        self, state: RouterState, limits: Limits, weights: Weights, policy: RoutingPolicy, rng: Random
+    ) -> None:
+        self.thresholds = limits.thresholds
+        self.affinity = SessionAffinity(Mode(limits.affinity), limits.max_sessions, limits.affinity_ttl_s)
+        self._state = state
+        self._bonus_s = limits.affinity_bonus_s
+        self._weights = weights
+        self._policy = policy
+        self._learner = policy if isinstance(policy, LearningPolicy) else None
+        self._rng = rng
+
+    @property
+    def policy(self) -> str:
+        return self._policy.name
+
+    def sort(self, request: RouteRequest) -> Sorted:
+        """Who may take the request, whether there is room or not."""
+        return sort_workers(self._state.workers(request.model), request, self.thresholds)
+
+    def has_room(self, worker: Worker) -> bool:
+        return why_no_room(worker, self.thresholds) is None
+
+    def weigh(self, request: RouteRequest, matches: Sequence[Match], workers: Sorted, now: float) -> Weighed:
+        bound = self._session_worker(request, now)
+        rejected = [(worker.worker_id, verdict) for worker, verdict in workers.rejected]
+        exactly = self.affinity.mode is Mode.HARD and any(worker.worker_id == bound for worker in workers.eligible)
+        room = []
+        for worker in workers.eligible:
+            elsewhere = Verdict.SESSION_ELSEWHERE if exactly and worker.worker_id != bound else None
+            verdict = elsewhere or why_no_room(worker, self.thresholds)
+            if verdict is None:
+                room.append(worker)
+            else:
+                rejected.append((worker.worker_id, verdict))
+        return Weighed(self._estimates(request, matches, room, bound, now) if room else [], rejected, bound)
+
+    def choose(self, estimates: Sequence[Estimate]) -> Estimate:
+        return self._policy.choose(estimates, self._rng)
+
+    def observe(self, outcome: Outcome) -> None:
+        if self._learner is not None:
+            self._learner.observe(outcome)
+
+    def _session_worker(self, request: RouteRequest, now: float) -> str:
+        if request.session is None:
+            return ""
+        return self.affinity.worker_of(session_key(request.model, request.tenant, request.session.id), now) or ""
+
+    def _estimates(
+        self, request: RouteRequest, matches: Sequence[Match], workers: Iterable[Worker], bound: str, now: float
+    ) -> list[Estimate]:
+        inflight = self._state.inflight.depths(request.keys, now)
+        holders = Holders(matches, inflight, self._state.kvbms, self._weights)
+        return [
+            estimate(
+                worker, request.prompt_tokens, holders.cached(worker), self._weights, self._bias(request, worker, bound)
+            )
+            for worker in workers
+        ]
+
+    def _bias(self, request: RouteRequest, worker: Worker, bound: str) -> Bias:
+        affinity_s = self._bonus_s if worker.worker_id == bound and self.affinity.mode is Mode.SOFT else 0.0
+        factor = 1.0
+        if request.preferred_taints:
+            for taint in worker.worker.taints:
+                factor *= request.preferred_taints.get(taint, 1.0)
+        return Bias(factor, affinity_s) if affinity_s or factor != 1.0 else NO_BIAS
