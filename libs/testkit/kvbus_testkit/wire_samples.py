@@ -6,10 +6,25 @@
 import sys
 from pathlib import Path
 
+from kvbus_wire.checkpoint import CheckpointFeed, CheckpointHeader
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import CancelResponse, Delta, Ended, Started, StepFrame, TokenLogprob, Usage
 from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
-from kvbus_wire.indexer import IndexQuery, IndexReply, Match
+from kvbus_wire.indexer import (
+    DescribeIndex,
+    DigestIndex,
+    FeedDigest,
+    IndexDescription,
+    IndexDigest,
+    IndexQuery,
+    IndexReply,
+    IndexUse,
+    Match,
+    ModelUse,
+    RankPrefixes,
+    SilentWorker,
+    UsedPrefix,
+)
 from kvbus_wire.kv_events import Cleared, KvEvents, Removed, Stored
 from kvbus_wire.kvbm import (
     AttachedPool,
@@ -182,8 +197,60 @@ SAMPLES: tuple[Message, ...] = (
         ended=(Ended(request_id="r2", reason="error", usage=USAGE, stop_token_id=2, error=ERROR),),
     ),
     CancelResponse(response_id="resp_0"),
-    IndexQuery(model="m", keys=KEYS),
-    IndexReply(matches=(Match(instance_id="worker-1", tier="g1", depth=2),)),
+    IndexQuery(model="m", keys=KEYS, counts=False),
+    IndexReply(matches=(Match(instance_id="worker-1", tier="g1", depth=2, predicted=True),)),
+    DescribeIndex(),
+    IndexDescription(
+        indexer_id="indexer-1",
+        caught_up=True,
+        stream="2026-11-30T10:00:00Z",
+        position=1000,
+        entries=500,
+        blocks=400,
+        instances=3,
+        in_repair=1,
+        partial=2,
+        predicted_entries=7,
+        checkpoint_age_s=12.5,
+        silent=(SilentWorker(instance_id="worker-2", why="silent"),),
+    ),
+    DigestIndex(feeds=True),
+    IndexDigest(
+        indexer_id="indexer-1",
+        position=1000,
+        entries=500,
+        digest="00ff",
+        feeds=(
+            FeedDigest(
+                instance_id="worker-1",
+                incarnation=5,
+                model="m",
+                tier="g1",
+                kv_seq=7,
+                entries=500,
+                key_sum=(1 << 64) - 1,
+            ),
+        ),
+    ),
+    RankPrefixes(model="m", limit=5),
+    IndexUse(
+        indexer_id="indexer-1",
+        models=(ModelUse(model="m", asked=100, found=90, stored=10, removed=2, blocks=8, entries=12),),
+        prefixes=(UsedPrefix(model="m", key=(1 << 64) - 1, depth=2, reads=12.5, owners=3),),
+    ),
+    CheckpointHeader(
+        version=1, stream="2026-11-30T10:00:00Z", stream_seq=1000, indexer_id="indexer-1", saved_ms=1_700_000_000_000
+    ),
+    CheckpointFeed(
+        instance_id="worker-1",
+        incarnation=5,
+        model="m",
+        tier="g1",
+        kv_seq=7,
+        keys=bytes(range(16)),
+        lengths=b"\x02\x00\x00\x00",
+        parents=bytes(range(8)),
+    ),
     KvEvents(
         instance_id="worker-1",
         incarnation=5,
@@ -239,6 +306,7 @@ SAMPLES: tuple[Message, ...] = (
             guidance=True,
             taints=("h200", "rack-1"),
             reads_remote=True,
+            kv_events=False,
         ),
         kvbm=KvbmRecord(g2_bytes=1 << 30, onboard_bytes_per_s=1e9),
     ),

@@ -28,7 +28,8 @@ class ModelCard(Part, frozen=True):
 class WorkerRecord(Part, frozen=True):
     """``role``: both, prefill or decode. ``block_bytes``: size of one KV block that leaves the engine, 0 when none can.
     ``guidance``: the engine constrains output by `kvbus_wire.guidance`. ``taints``: what requests can ask for or prefer by name.
-    ``reads_remote``: it can read KV blocks from other workers of its model."""
+    ``reads_remote``: it can read KV blocks from other workers of its model. ``kv_events``: it tells which blocks it holds; false:
+    the indexer has to guess from what is sent there."""
 
     model: ModelCard
     engine: str
@@ -42,6 +43,7 @@ class WorkerRecord(Part, frozen=True):
     guidance: bool = False
     taints: tuple[str, ...] = ()
     reads_remote: bool = False
+    kv_events: bool = True
 
 
 class KvbmRecord(Part, frozen=True):
