@@ -82,7 +82,7 @@ def _onboarding(
     parts = []
     at = start
     for source in sorted(sources, key=lambda source: -source.tokens_per_s) if len(sources) > 1 else sources:
-        if source.tokens_per_s <= prefill_tokens_per_s:
+        if not source.tokens_per_s > prefill_tokens_per_s:
             break
         tokens = min(source.depth * block_size, most) - at
         if tokens > 0:
