@@ -182,6 +182,7 @@ class WorkerApp:
             model=model,
             kv_seq=lambda: self._events.last_seq,
             is_draining=lambda: self._generate.draining,
+            onboard_rates=lambda: self._kvbm.rates.tokens_per_s if self._kvbm is not None else {},
             metrics=self._metrics,
         )
 
@@ -249,6 +250,7 @@ class WorkerApp:
             decode_step_s=info.decode_step_s,
             role=settings.role,
             guidance=info.guidance,
+            taints=settings.taint_names,
         )
 
 

@@ -28,6 +28,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             also=("--dyn-reasoning-parser",),
         ),
     ] = "auto"
+    taints: Annotated[
+        str, Flag("what requests can ask for or prefer this worker by (routing_constraints), separated by commas")
+    ] = ""
     role: Annotated[str, Flag("what this worker does", choices=("both",))] = "both"
 
     device: Annotated[str, Flag("where a computing engine runs: cpu, cuda, cuda:1, ...")] = "cpu"
@@ -145,6 +148,10 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             raise ValueError("engine torch needs --model")
         if self.script and self.engine != "mock":
             raise ValueError("--script is for --engine mock")
+
+    @property
+    def taint_names(self) -> tuple[str, ...]:
+        return tuple(sorted({name.strip() for name in self.taints.split(",")} - {""}))
 
     @property
     def model_name(self) -> str:

@@ -279,6 +279,7 @@ async def test_blocks_beyond_g1_are_onboarded_and_the_lease_is_released(pair: tu
     await eventually(lambda: fake.released, what="the release")
     assert fake.released[0].corrupt == ()
     assert not client.kvbm.can_onboard(KEYS), "nothing is missing any more"
+    assert client.kvbm.rates.tokens_per_s["g2"] > 0, "what routers are told"
 
 
 async def test_onboarded_blocks_are_not_written_through_again(pair: tuple[Client, FakeKvbm]) -> None:

@@ -156,3 +156,8 @@ def test_a_worker_without_the_torch_engine_does_not_import_torch() -> None:
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_taints_are_names_between_commas_each_once() -> None:
+    assert WorkerSettings(engine="mock", taints=" rack-1,h200 ,,h200").taint_names == ("h200", "rack-1")
+    assert WorkerSettings(engine="mock").taint_names == ()

@@ -21,8 +21,12 @@ from kvbus_wire.worker import Done
 from kvbus_worker.adapters.kvbm_link import KvbmLink, Pool
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.core.offload import OffloadBatch, OffloadQueue
+from kvbus_worker.core.onboard_rates import OnboardRates
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import BlockEvent, BlocksCleared, BlocksStored, Engine, EngineError
+
+TIER = "g2"
+"""Where kvbm's arena is: what it pins lies there."""
 
 _FAILURES = (RequestFailed, ArenaError, EngineError, IndexError)
 Spawn = Callable[..., asyncio.Task[Any]]
@@ -76,6 +80,7 @@ class Kvbm:
         self._importing: set[bytes] = set()
         self._onboarding = 0
         self._next_repair = 0.0
+        self.rates = OnboardRates()
 
     def start(self) -> None:
         self._spawn(self._link.run(), name="kvbm link")
@@ -144,7 +149,9 @@ class Kvbm:
             self._spawn(self._release(pool, pinned.lease_id, progress.corrupt), name="kvbm release")
             self._metrics.kvbm_blocks.labels("onboard").inc(progress.blocks)
             self._metrics.kvbm_bytes.labels("onboard").inc(progress.blocks * self._block_bytes)
-            self._metrics.kvbm_seconds.labels("onboard").inc(loop.time() - asked_at)
+            took_s = loop.time() - asked_at
+            self._metrics.kvbm_seconds.labels("onboard").inc(took_s)
+            self.rates.observe(TIER, progress.blocks * self._block_size, took_s)
 
     async def _copy_in(
         self,

@@ -26,6 +26,7 @@ class LoadReporter:
         model: str,
         kv_seq: Callable[[], int],
         is_draining: Callable[[], bool],
+        onboard_rates: Callable[[], dict[str, float]],
         metrics: WorkerMetrics,
     ) -> None:
         self._bus = bus
@@ -37,6 +38,7 @@ class LoadReporter:
         self._model = model
         self._kv_seq = kv_seq
         self._is_draining = is_draining
+        self._onboard_rates = onboard_rates
         self._metrics = metrics
         self._wake = asyncio.Event()
 
@@ -81,6 +83,7 @@ class LoadReporter:
             decode_step_s=load.decode_step_s,
             draining=self._is_draining(),
             request_ids=self._fitting_ids(),
+            onboard_tokens_per_s=self._onboard_rates(),
         )
 
     def _fitting_ids(self) -> tuple[str, ...]:
