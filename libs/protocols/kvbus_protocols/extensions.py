@@ -3,6 +3,7 @@
 Unknown fields in either are refused, as Dynamo does: a misspelt hint would otherwise do nothing without a word.
 """
 
+from math import inf
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ InstanceId = Annotated[int, Meta(ge=0)] | ShortText
 
 FINISH_KINDS = ("stop", "length", "stop_sequence")
 MAX_RETENTION_RANGES = 64
+MAX_TAINTS = 64
 
 
 class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,10 +39,11 @@ class MetadataUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoutingConstraints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``required_taints`` filter workers; ``preferred_taints`` scale their cost."""
+    """``required_taints``: only workers that have all of them; ``preferred_taints``: the cost of a worker that has one is
+    multiplied by its factor (below 1: preferred, above 1: avoided)."""
 
-    required_taints: list[str] | None = None
-    preferred_taints: dict[str, float] | None = None
+    required_taints: Annotated[list[ShortText], Meta(max_length=MAX_TAINTS)] | None = None
+    preferred_taints: Annotated[dict[ShortText, float], Meta(max_length=MAX_TAINTS)] | None = None
 
 
 class RouterTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,13 +140,55 @@ class Timing(msgspec.Struct, frozen=True):
     kv_hit_rate: float
 
 
+class RoutingTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What the request would have taken on one worker. ``verdict``: why it could not go there; empty when it could, and only then
+    the numbers mean anything. ``cost_ms`` = (``wait_ms`` + ``onboard_ms`` + ``prefill_ms`` + ``work_ms`` + ``decode_ms``) *
+    ``taint_factor`` - ``affinity_ms``; the first three are the predicted time to the first token. ``onboard_tokens``: by source.
+    """
+
+    worker_id: str
+    verdict: str
+    cost_ms: float
+    ttft_ms: float
+    wait_ms: float
+    onboard_ms: float
+    prefill_ms: float
+    work_ms: float
+    decode_ms: float
+    affinity_ms: float
+    taint_factor: float
+    cached_tokens: int
+    inflight_tokens: int
+    onboard_tokens: dict[str, int]
+    uncached_tokens: int
+    waiting_tokens: int
+    active: int
+    running: int
+
+
+class Routing(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the request ran where it did. ``session_worker_id``: who served the session's last request. ``left_out``: so many workers
+    more were looked at."""
+
+    worker_id: str
+    policy: str
+    queued_ms: float
+    session_worker_id: str
+    workers: list[RoutingTerms]
+    left_out: int
+
+
 class NvExtAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``nvext`` of a response: what ``extra_fields`` asked for."""
+    """``nvext`` of a response: what ``extra_fields`` asked for. ``routing`` is ours, the others are Dynamo's."""
 
     worker_id: ServedBy | None = None
     timing: Timing | None = None
     completion_token_ids: list[int] | None = None
+    routing: Routing | None = None
 
+
+ROUTING_FIELD = "routing"
+"""The extra field that asks the router to explain itself."""
 
 ANNOTATIONS = ("request_id", "formatted_prompt", "token_ids", "llm_metrics")
 """Known annotations: events of these names beside the chunks of a stream. Others are ignored, as are unknown extra fields."""
@@ -164,6 +209,13 @@ def check_nvext(nvext: NvExt | None, choices: int) -> None:
     upload = nvext.metadata_upload
     if upload is not None and not upload.url.strip():
         raise InvalidRequest("invalid nvext: metadata_upload.url must not be empty", param="nvext.metadata_upload.url")
+    constraints = nvext.routing_constraints
+    factors = (constraints.preferred_taints or {}).values() if constraints is not None else ()
+    if not all(0 < factor < inf for factor in factors):
+        raise InvalidRequest(
+            "invalid nvext: factors of preferred_taints are positive numbers",
+            param="nvext.routing_constraints.preferred_taints",
+        )
     if choices > 1 and "completion_token_ids" in (nvext.extra_fields or ()):
         raise InvalidRequest(
             "invalid nvext: 'completion_token_ids' requires exactly one generated choice", param="nvext.extra_fields"

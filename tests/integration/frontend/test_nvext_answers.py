@@ -1,9 +1,13 @@
 """What `nvext` asks to be told besides the answer, on both OpenAI APIs that have it."""
 
 import json
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
+
+from kvbus_wire.router import OnboardTerm, Placement, RouteExplanation, RouteRequest, WorkerTerms
 
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
@@ -72,3 +76,59 @@ async def test_a_raw_prompt_goes_to_the_model_without_the_chat_template(cluster:
         },
     )
     assert events[0] == 'event: formatted_prompt\ndata: "abcd"'
+
+
+def explained(cluster: Any, message: RouteRequest) -> Placement:
+    """A placement that says why, as routers do where they are asked."""
+    placement: Placement = cluster.router.place(message)
+    terms = WorkerTerms(
+        worker_id=placement.worker_id,
+        cost_s=0.0315,
+        ttft_s=0.03,
+        wait_s=0.01,
+        prefill_s=0.015,
+        work_s=0.0015,
+        cached_tokens=32,
+        onboard=(OnboardTerm(source="g2", tokens=16, seconds=0.005),),
+        uncached_tokens=7,
+    )
+    told = RouteExplanation(
+        request_id=message.request_id,
+        router_id="router-1",
+        model=message.model,
+        policy="first",
+        prompt_tokens=message.prompt_tokens,
+        worker_id=placement.worker_id,
+        workers=(terms, WorkerTerms(worker_id="w9", verdict="draining")),
+        left_out=1,
+    )
+    return msgspec.structs.replace(placement, explanation=told if message.explain else None)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_router_explains_itself_where_that_is_asked_for(cluster: Any, path: str) -> None:
+    await cluster.start()
+    cluster.router.answer = partial(explained, cluster)
+    _, answer = await cluster.post(path, {**PATHS[path], "nvext": {"extra_fields": ["routing"]}})
+    routing = answer["nvext"]["routing"]
+    assert (routing["worker_id"], routing["policy"], routing["left_out"]) == ("w1", "first", 1)
+    best, other = routing["workers"]
+    assert (best["cost_ms"], best["ttft_ms"], best["onboard_ms"], best["onboard_tokens"]) == (
+        31.5,
+        30.0,
+        5.0,
+        {"g2": 16},
+    )
+    assert (other["worker_id"], other["verdict"]) == ("w9", "draining")
+    _, silent = await cluster.post(path, {**PATHS[path], "nvext": {"extra_fields": ["worker_id"]}})
+    assert "routing" not in silent["nvext"]
+    assert [request.explain for request in cluster.router.requests] == [True, False]
+
+
+async def test_constraints_reach_the_router(cluster: Any) -> None:
+    await cluster.start()
+    constraints = {"required_taints": ["h200"], "preferred_taints": {"rack-1": 0.5}}
+    path = "/v1/chat/completions"
+    await cluster.post(path, {**PATHS[path], "nvext": {"routing_constraints": constraints}})
+    (request,) = cluster.router.requests
+    assert (request.required_taints, request.preferred_taints) == (("h200",), {"rack-1": 0.5})

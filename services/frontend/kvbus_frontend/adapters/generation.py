@@ -18,7 +18,7 @@ from kvbus_runtime.metrics import Metrics
 from kvbus_runtime.streams.receiver import StepReceiver, StreamLost, StreamOverflow
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob
-from kvbus_wire.router import Placement, Progress
+from kvbus_wire.router import Placement, Progress, RouteExplanation
 from kvbus_wire.worker import Accepted, Cancel, Done, Generate, NeedTokens
 
 CONTROL_TIMEOUT_S = 5.0
@@ -26,7 +26,10 @@ LONGEST_PAUSE_S = 2.0
 
 
 class Placed(msgspec.Struct, frozen=True):
+    """``explanation``: where the job asked for it."""
+
     worker_id: str
+    explanation: RouteExplanation | None
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -125,7 +128,7 @@ class Generator:
         try:
             placement = await self._place(state, prompt)
             worker_id = placement.worker_id
-            yield Placed(worker_id)
+            yield Placed(worker_id, placement.explanation)
             stream = self._receiver.open(request_id, worker_id, placement.incarnation)
             try:
                 await self._dispatch(state, prompt, placement)

@@ -15,6 +15,7 @@ from kvbus_frontend.core.failures import internal_error
 from kvbus_frontend.core.outputs import BufferFull, ChoiceOutput, Finish, OutputBuffer
 from kvbus_protocols.errors import ApiError
 from kvbus_protocols.generation import Usage
+from kvbus_wire.router import RouteExplanation
 
 
 class Choice(msgspec.Struct):
@@ -29,6 +30,7 @@ class Choice(msgspec.Struct):
     stop_token_ids: tuple[int, ...] = ()
     cached_tokens: int = 0
     worker_id: str = ""
+    explanation: RouteExplanation | None = None
 
 
 class RequestRun:
@@ -154,8 +156,8 @@ class RequestRun:
     def _apply(self, index: int, choice: Choice, event: Event) -> bool:
         """Whether the choice has ended."""
         match event:
-            case Placed(worker_id):
-                choice.worker_id = worker_id
+            case Placed(worker_id, explanation):
+                choice.worker_id, choice.explanation = worker_id, explanation
                 if choice.leader == index:
                     self._placed[index].set()
             case Begun(cached_tokens):

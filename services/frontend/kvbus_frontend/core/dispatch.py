@@ -11,7 +11,8 @@ from kvbus_wire.worker import Generate
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice to generate. ``allowed``: workers that serve exactly this model card (empty: all of the model's do)."""
+    """One choice to generate. ``allowed``: workers that serve exactly this model card (empty: all of the model's do);
+    ``explain``: the router shall say why it goes where it goes."""
 
     request_id: str
     model: str
@@ -27,6 +28,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     guidance: Guidance | None = None
     allowed: tuple[str, ...] = ()
     pinned: str | None = None
+    required_taints: tuple[str, ...] = ()
+    preferred_taints: dict[str, float] = {}
+    explain: bool = False
 
 
 def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteRequest:
@@ -44,6 +48,9 @@ def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteR
         pinned=job.pinned if job.pinned not in excluded else None,
         allowed=job.allowed,
         excluded=excluded,
+        required_taints=job.required_taints,
+        preferred_taints=job.preferred_taints,
+        explain=job.explain,
     )
 
 

@@ -5,6 +5,7 @@ import msgspec
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.core.sampling import hints_of, mock_of, salt_of, sampling_of, session_of, stopping_of
+from kvbus_protocols.extensions import ROUTING_FIELD, NvExt, RoutingConstraints
 from kvbus_protocols.generation import GenerationRequest
 from kvbus_tokenizers import GenerationConfig
 from kvbus_wire.guidance import Guidance
@@ -38,6 +39,8 @@ class JobTemplate:
         request, sampling = self._request, self._sampling
         if sampling.seed is not None and choice:
             sampling = msgspec.structs.replace(sampling, seed=_other_seed(sampling.seed, choice))
+        nvext = request.nvext or NvExt()
+        constraints = nvext.routing_constraints or RoutingConstraints()
         return Job(
             request_id=request_id,
             model=self._model,
@@ -52,7 +55,10 @@ class JobTemplate:
             mock=mock_of(request),
             guidance=self._guidance,
             allowed=self._allowed,
-            pinned=request.nvext.pin if request.nvext is not None else None,
+            pinned=nvext.pin,
+            required_taints=tuple(constraints.required_taints or ()),
+            preferred_taints=constraints.preferred_taints or {},
+            explain=ROUTING_FIELD in (nvext.extra_fields or ()),
         )
 
 

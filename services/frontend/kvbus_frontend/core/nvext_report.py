@@ -6,15 +6,26 @@ import msgspec
 
 from kvbus_frontend.core.choice_stream import ChoiceStream
 from kvbus_protocols import sse
-from kvbus_protocols.extensions import LlmMetrics, NvExt, NvExtAnswer, ServedBy, Timing
+from kvbus_protocols.extensions import (
+    ROUTING_FIELD,
+    LlmMetrics,
+    NvExt,
+    NvExtAnswer,
+    Routing,
+    RoutingTerms,
+    ServedBy,
+    Timing,
+)
 from kvbus_protocols.generation import Usage
+from kvbus_wire.router import RouteExplanation, WorkerTerms
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A choice as it is now: the worker that it runs on, and what it has said."""
+    """A choice as it is now: the worker that it runs on, what it has said, and why it went there, where that was asked for."""
 
     worker_id: str
     stream: ChoiceStream
+    explanation: RouteExplanation | None = None
 
 
 class NvExtReport:
@@ -58,14 +69,16 @@ class NvExtReport:
 
     def answer(self, usage: Usage) -> NvExtAnswer | None:
         """At the end; None when no field was asked for."""
-        if not self._fields & {"worker_id", "timing", "completion_token_ids"}:
+        if not self._fields & {"worker_id", "timing", "completion_token_ids", ROUTING_FIELD}:
             return None
         served = self._served()
         worker_id = served[0].worker_id if served else ""
+        explanation = served[0].explanation if served else None
         return NvExtAnswer(
             worker_id=ServedBy(worker_id, worker_id) if "worker_id" in self._fields else None,
             timing=self._timing(usage) if "timing" in self._fields else None,
             completion_token_ids=list(served[0].stream.token_ids) if "completion_token_ids" in self._fields else None,
+            routing=routing_of(explanation) if explanation is not None else None,
         )
 
     def _timing(self, usage: Usage) -> Timing:
@@ -76,3 +89,41 @@ class NvExtReport:
             total_time_ms=round((self._clock() - self._received_s) * 1000, 3),
             kv_hit_rate=round(usage.prompt_tokens_details.cached_tokens / max(1, usage.prompt_tokens), 4),
         )
+
+
+def routing_of(explanation: RouteExplanation) -> Routing:
+    return Routing(
+        worker_id=explanation.worker_id,
+        policy=explanation.policy,
+        queued_ms=_ms(explanation.queued_s),
+        session_worker_id=explanation.session_worker_id,
+        workers=[_terms(terms) for terms in explanation.workers],
+        left_out=explanation.left_out,
+    )
+
+
+def _terms(terms: WorkerTerms) -> RoutingTerms:
+    return RoutingTerms(
+        worker_id=terms.worker_id,
+        verdict=terms.verdict,
+        cost_ms=_ms(terms.cost_s),
+        ttft_ms=_ms(terms.ttft_s),
+        wait_ms=_ms(terms.wait_s),
+        onboard_ms=_ms(sum(part.seconds for part in terms.onboard)),
+        prefill_ms=_ms(terms.prefill_s),
+        work_ms=_ms(terms.work_s),
+        decode_ms=_ms(terms.decode_s),
+        affinity_ms=_ms(terms.affinity_s),
+        taint_factor=terms.taint_factor,
+        cached_tokens=terms.cached_tokens,
+        inflight_tokens=terms.inflight_tokens,
+        onboard_tokens={part.source: part.tokens for part in terms.onboard},
+        uncached_tokens=terms.uncached_tokens,
+        waiting_tokens=terms.waiting_tokens,
+        active=terms.active,
+        running=terms.running,
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
