@@ -29,6 +29,10 @@ VERBS = {
     "chat": Verb("kvbus_cli.chat.command", "chat in the terminal; shows TTFT, tokens/s and cached tokens per turn"),
     "prompt": Verb("kvbus_cli.prompt.command", "the prompt of a request, and where the prompts of two requests part"),
     "events": Verb("kvbus_cli.events.command", "follow the KV event stream"),
+    "router explain": Verb("kvbus_cli.router.explain", "where a request went and why, or where a prompt would go"),
+    "router limits": Verb(
+        "kvbus_cli.router.limits", "limits of workers at the routers, and changing them while they run"
+    ),
     "bench": Verb("kvbus_cli.bench.command", "measurements: bench startup, bench frontend, bench prefix-stability"),
     "check-config": Verb("kvbus_cli.service_verbs", "print the effective settings of a service and start nothing"),
     "version": Verb("kvbus_cli.version_command", "print versions"),
@@ -53,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, rest = arguments[0], arguments[1:]
     if verb == "--version":
         verb = "version"
+    if rest and f"{verb} {rest[0]}" in VERBS:
+        verb, rest = f"{verb} {rest[0]}", rest[1:]
     if verb in SERVICES:
         from kvbus_cli.service_verbs import run_service_cli
 

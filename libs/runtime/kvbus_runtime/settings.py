@@ -172,13 +172,17 @@ def parse_settings(
     *,
     service: str,
     description: str,
+    prog: str = "",
     argv: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> S:
-    """Read the settings of ``service``. Exit with status 2 and a message on bad ones; ``check-config`` prints and exits with 0."""
+    """Read the settings of ``service``, for the command ``prog`` (empty: the service's own).
+
+    Exit with status 2 and a message on bad ones; ``check-config`` prints and exits with 0.
+    """
     specs = specs_of(cls)
     environ = os.environ if env is None else env
-    parser = _parser(specs, service, description)
+    parser = _parser(specs, service, description, prog or f"kvbus {service}")
     given = vars(parser.parse_args(argv))
     verb = given.pop("verb")
     try:
@@ -200,9 +204,9 @@ def _fail(prog: str, message: str) -> NoReturn:
     raise SystemExit(EXIT_BAD_CONFIG)
 
 
-def _parser(specs: Mapping[str, Spec], service: str, description: str) -> argparse.ArgumentParser:
+def _parser(specs: Mapping[str, Spec], service: str, description: str, prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"kvbus {service}",
+        prog=prog,
         description=description,
         epilog="Precedence: flags, environment, configuration file, defaults. Exit status 2: bad configuration.",
         allow_abbrev=False,

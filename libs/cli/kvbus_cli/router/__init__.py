@@ -1,0 +1,1 @@
+"""`kvbus router explain` and `kvbus router limits`: questions to the routers that run."""

@@ -1,0 +1,90 @@
+"""`kvbus router limits`: which limits of workers are in force at the routers, and changing them while they run."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from rich.console import Console
+
+from kvbus_cli.router.asking import NotAnswered, Reply, ask_any, ask_each, run
+from kvbus_cli.router.tables import limits_lines, limits_table, plain
+from kvbus_runtime import log as logs
+from kvbus_runtime.bus import Bus
+from kvbus_runtime.settings import CommonSettings, Flag, parse_settings
+from kvbus_wire.router import GetLimits, RouterLimits, SetLimits, WorkerLimits
+
+FAILED = 1
+DISAGREE = 3
+
+
+class LimitSettings(CommonSettings, frozen=True, kw_only=True):
+    """Without a change: show."""
+
+    max_requests_per_worker: Annotated[int | None, Flag("requests placed on a worker (0: by its slots)")] = None
+    worker_limit_factor: Annotated[float | None, Flag("the same as a multiple of its max_num_seqs")] = None
+    busy_used_blocks_share: Annotated[
+        float | None, Flag("a worker whose requests use this part of its blocks gets nothing new (0: off)")
+    ] = None
+    busy_waiting_tokens: Annotated[
+        int | None, Flag("a worker with so many tokens still to compute gets nothing new (0: off)")
+    ] = None
+    cordon: Annotated[tuple[str, ...], Flag("workers that get nothing new from now on")] = ()
+    uncordon: Annotated[tuple[str, ...], Flag("workers that do again")] = ()
+    reset: Annotated[tuple[str, ...], Flag("limits that are as the routers' settings say again, or all")] = ()
+    json: Annotated[bool, Flag("for tools")] = False
+    log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "error"
+
+    @property
+    def change(self) -> SetLimits | None:
+        """None when nothing is to change."""
+        names = WorkerLimits.__struct_fields__
+        limits = WorkerLimits(**{name: getattr(self, name) for name in names if name != "cordoned"})
+        reset = tuple(name.replace("-", "_") for name in self.reset)
+        asked = SetLimits(
+            limits=limits, reset=names if reset == ("all",) else reset, cordon=self.cordon, uncordon=self.uncordon
+        )
+        return None if asked == SetLimits() else asked
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = parse_settings(
+        LimitSettings,
+        service="cli",
+        prog="kvbus router limits",
+        description="Show the limits of workers that are in force at each router, or change them for all routers.",
+        argv=argv,
+    )
+    logs.configure(settings.log_level, settings.log_format)
+    change = settings.change
+
+    async def ask(bus: Bus) -> list[Reply]:
+        if change is not None:
+            changed: RouterLimits = await ask_any(bus, change, RouterLimits)
+            return [Reply(changed.router_id, changed)]
+        return await ask_each(bus, GetLimits(), RouterLimits)
+
+    try:
+        replies = run(settings, ask)
+    except NotAnswered as failure:
+        print(f"kvbus router limits: {failure}", file=sys.stderr)
+        return FAILED
+    told = [reply.message for reply in replies if isinstance(reply.message, RouterLimits)]
+    if settings.json:
+        print(msgspec.json.encode(plain(told)).decode())
+    else:
+        console = Console(highlight=False)
+        console.print(limits_table(told))
+        for line in limits_lines(told):
+            console.print(line, soft_wrap=True)
+    for reply in replies:
+        if reply.problem:
+            print(f"kvbus router limits: {reply.router_id}: {reply.problem}", file=sys.stderr)
+    return status(replies)
+
+
+def status(replies: Sequence[Reply]) -> int:
+    """``DISAGREE`` when routers have different limits in force; a moment after a change that is normal."""
+    if any(reply.problem for reply in replies):
+        return FAILED
+    return DISAGREE if len({reply.message.in_force for reply in replies}) > 1 else 0
