@@ -38,6 +38,7 @@ check: dev-env
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --explicit-package-bases tests libs/*/tests
+	MYPYPATH=examples/bandit-policy $(BIN)/mypy --explicit-package-bases examples/bandit-policy
 	$(BIN)/lint-imports
 
 test: check

@@ -49,7 +49,7 @@ def test_an_explanation_shows_each_workers_terms_and_verdict() -> None:
 
 def test_a_prompt_that_was_not_placed_says_so() -> None:
     told = msgspec.structs.replace(EXPLANATION, worker_id="", ttft_s=None, session_worker_id="")
-    assert "has not been placed" in shown(*explanation_lines(told))
+    assert "nothing was placed" in shown(*explanation_lines(told))
 
 
 def test_json_holds_fields_that_have_their_default_too() -> None:

@@ -88,7 +88,8 @@ def test_a_change_keeps_what_it_does_not_name() -> None:
 def test_cordons_add_up_and_are_taken_back_one_by_one() -> None:
     first = changed_limits(WorkerLimits(), SetLimits(cordon=("w2", "w1")))
     second = changed_limits(first, SetLimits(cordon=("w3",), uncordon=("w2", "w9")))
-    assert (first.cordoned, second.cordoned) == (("w1", "w2"), ("w1", "w3"))
+    last = changed_limits(second, SetLimits(uncordon=("w1", "w3")))
+    assert (first.cordoned, second.cordoned, last) == (("w1", "w2"), ("w1", "w3"), WorkerLimits())
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from kvbus_wire.router import RouteExplanation, RouterLimits, WorkerLimits, Work
 
 def explanation_lines(told: RouteExplanation) -> Iterator[Text]:
     """What holds for the request as a whole."""
-    where = f"went to {told.worker_id}" if told.worker_id else "has not been placed; the first worker costs least"
-    yield Text(f"{told.request_id} {where}", style="bold")
+    where = f"{told.request_id} went to {told.worker_id}" if told.worker_id else "nothing was placed; cheapest first"
+    yield Text(where, style="bold")
     facts = [f"{told.model} · {told.prompt_tokens} tokens · policy {told.policy} · by {told.router_id}"]
     if told.queued_s:
         facts.append(f"waited {seconds(told.queued_s)} in the queue")

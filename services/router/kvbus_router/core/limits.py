@@ -80,7 +80,7 @@ def changed_limits(stored: WorkerLimits, asked: SetLimits) -> WorkerLimits:
     fields |= {name: value for name in names if (value := getattr(asked.limits, name)) is not None}
     if asked.cordon or asked.uncordon:
         cordoned = {*(fields.get("cordoned") or ()), *asked.cordon} - set(asked.uncordon)
-        fields["cordoned"] = tuple(sorted(cordoned))
+        fields["cordoned"] = tuple(sorted(cordoned)) or None
     limits = WorkerLimits(**fields)
     _check(limits)
     return limits
