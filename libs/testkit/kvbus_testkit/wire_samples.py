@@ -73,7 +73,9 @@ from kvbus_wire.worker import (
 
 KEY_A, KEY_B = bytes(range(16)), bytes(range(16, 32))
 KEYS = KEY_A + KEY_B
-HINTS = AgentHints(priority=3, strict_priority=1, osl=200, latency_sensitivity=0.5, speculative_prefill=True)
+HINTS = AgentHints(
+    priority=3, strict_priority=1, osl=200, latency_sensitivity=0.5, speculative_prefill=True, input_trigger="tool"
+)
 SESSION = SessionRef(id="session-1", parent="session-0", final=True, ephemeral=True)
 ERROR = ErrorReply(
     code=ErrorCode.OVERLOADED,
@@ -142,6 +144,7 @@ ROUTE_REQUEST = RouteRequest(
     required_taints=("h200",),
     preferred_taints={"rack-1": 0.5},
     explain=True,
+    speculative=True,
 )
 EXPLANATION = RouteExplanation(
     request_id="r1",
@@ -284,6 +287,7 @@ SAMPLES: tuple[Message, ...] = (
         draining=True,
         request_ids=("r1", "r2"),
         onboard_tokens_per_s={"g2": 250_000.0},
+        output_tokens=b"\x07\x00\x00\x00\x00\x00\x00\x00",
     ),
     InstanceRecord(
         service="worker",
@@ -335,6 +339,7 @@ SAMPLES: tuple[Message, ...] = (
         session_id="session-1",
         tenant="t",
         decided_ms=1_700_000_000_123,
+        policy_class="batch",
     ),
     ExplainRoute(request=ROUTE_REQUEST),
     ExplainPlaced(request_id="r1"),
@@ -373,6 +378,7 @@ SAMPLES: tuple[Message, ...] = (
         mock=MockOutput(output="hi", finish="length", chunks=("h", "i")),
         trace="00-abc-def-01",
         guidance=GUIDANCE,
+        speculative=True,
     ),
     Accepted(request_id="r1", incarnation=5),
     NeedTokens(request_id="r1"),

@@ -15,6 +15,7 @@ class ErrorCode(StrEnum):
     UNSUPPORTED = "unsupported"
     NO_WORKERS = "no_workers"
     OVERLOADED = "overloaded"
+    RATE_LIMITED = "rate_limit_exceeded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"
     DRAINING = "draining"

@@ -7,6 +7,7 @@ class LoadReport(Message, frozen=True):
     """``waiting_tokens``: prompt tokens that still have to be computed, of waiting and running requests.
 
     ``kv_seq``: the last KV event emitted, so that a lost last event is noticed. Rates are measured (EWMA) or the engine's prior.
+    ``output_tokens``: packed u32, how much each of ``request_ids`` has said so far; empty: not told.
     ``onboard_tokens_per_s``: measured, by where from (``g2`` .. ``g4``, ``remote``); what was never done is not in it.
     """
 
@@ -24,3 +25,4 @@ class LoadReport(Message, frozen=True):
     draining: bool = False
     request_ids: tuple[str, ...] = ()
     onboard_tokens_per_s: dict[str, float] = {}
+    output_tokens: bytes = b""

@@ -2,11 +2,16 @@
 
 from kvbus_wire.message import Part
 
+MOST_PRIORITY = 2.0**31
+
 
 class AgentHints(Part, frozen=True):
     """What the harness knows about the request (``nvext.agent_hints``).
 
-    ``priority``: higher is sooner; ``strict_priority``: an absolute tier in the router's queue; ``osl``: expected output tokens.
+    ``priority``: higher is sooner; ``strict_priority``: an absolute tier in the router's queue; ``osl``: expected output tokens;
+    ``latency_sensitivity``: above 0, the sooner its first token the better, whatever that costs others; also the older name of a
+    priority, where no priority is given; ``speculative_prefill``: warm the cache for the next turn; ``input_trigger``: what the
+    request answers: user, tool, or "" when nobody knows.
     """
 
     priority: int = 0
@@ -14,6 +19,12 @@ class AgentHints(Part, frozen=True):
     osl: int | None = None
     latency_sensitivity: float | None = None
     speculative_prefill: bool = False
+    input_trigger: str = ""
+
+    @property
+    def effective_priority(self) -> float:
+        sensitivity = self.latency_sensitivity or 0.0
+        return self.priority or max(-MOST_PRIORITY, min(sensitivity, MOST_PRIORITY))
 
 
 class SessionRef(Part, frozen=True):

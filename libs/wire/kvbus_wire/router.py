@@ -10,6 +10,7 @@ class RouteRequest(Message, frozen=True):
     ``excluded``: workers that have failed this request already. ``deadline_ms``: unix milliseconds. Idempotent by ``request_id``:
     asking again moves the reservation. ``required_taints``: only workers that have all of them; ``preferred_taints``: the cost of a
     worker that has the taint is multiplied by this factor (below 1: preferred). ``explain``: the placement shall say why.
+    ``tenant``: who shares turns and limits; ``speculative``: not worth waiting for, so it is placed at once or refused.
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class RouteRequest(Message, frozen=True):
     required_taints: tuple[str, ...] = ()
     preferred_taints: dict[str, float] = {}
     explain: bool = False
+    speculative: bool = False
 
 
 class OnboardTerm(Part, frozen=True):
@@ -109,7 +111,8 @@ class Progress(Message, frozen=True):
 
 class Decision(Message, frozen=True):
     """A reservation made by one router, for its replicas. ``session_id``, ``tenant``: whose next requests should find the worker
-    (empty: nobody's); of two decisions on one session the later (``decided_ms``: unix milliseconds) counts."""
+    (empty: nobody's); of two decisions on one session the later (``decided_ms``: unix milliseconds) counts. ``policy_class``,
+    ``tenant``: in whose share it runs."""
 
     router_id: str
     request_id: str
@@ -123,6 +126,7 @@ class Decision(Message, frozen=True):
     session_id: str = ""
     tenant: str = ""
     decided_ms: int = 0
+    policy_class: str = ""
 
 
 class ExplainRoute(Message, frozen=True):

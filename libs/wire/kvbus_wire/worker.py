@@ -11,7 +11,7 @@ class Generate(Message, frozen=True):
     The prompt is ``prefix_tokens`` tokens that end with the block ``prefix_key`` (the worker is believed to hold them), then
     ``tokens`` (packed). Its last ``resumed`` tokens are output that another worker produced before: they count for
     ``max_tokens``, penalties, seeds and guidance, and the first delta starts at that offset. Deltas go to the frontend's step
-    subject.
+    subject. ``speculative``: it is only to have the prompt computed, nobody waits for what it says.
     """
 
     request_id: str
@@ -32,6 +32,7 @@ class Generate(Message, frozen=True):
     mock: MockOutput | None = None
     trace: str = ""
     guidance: Guidance | None = None
+    speculative: bool = False
 
 
 class Accepted(Message, frozen=True):

@@ -8,8 +8,10 @@ from kvbus_router.adapters.index import IndexClient
 from kvbus_router.adapters.limits import LimitsStore
 from kvbus_router.adapters.metrics import RouterMetrics
 from kvbus_router.adapters.policies import make_policy
+from kvbus_router.adapters.policy_classes import ClassesFile, load_classes
 from kvbus_router.core.dispatcher import Dispatcher
 from kvbus_router.core.limits import Thresholds
+from kvbus_router.core.policy_classes import PolicyClasses
 from kvbus_router.handlers.cluster import ClusterHandler
 from kvbus_router.handlers.control import ControlHandler
 from kvbus_router.handlers.route import RouteHandler
@@ -36,6 +38,7 @@ class RouterApp:
         self._inputs: list[Subscription] = []
         self._requests: Subscription | None = None
         self._control: list[Subscription] = []
+        classes, content = load_classes(settings.policy_classes)
         self.dispatcher = Dispatcher(
             service.instance_id,
             settings.limits,
@@ -43,8 +46,18 @@ class RouterApp:
             make_policy(settings.policy, temperature_s=settings.temperature_s),
             Random(),
             unix_ms=lambda: time.time_ns() // 1_000_000,
+            classes=classes,
         )
-        metrics = RouterMetrics(service.metrics, self.dispatcher)
+        metrics = self._metrics = RouterMetrics(service.metrics, self.dispatcher)
+        metrics.classes(classes)
+        self._classes_file = ClassesFile(
+            settings.policy_classes,
+            content,
+            settings.policy_classes_poll_s,
+            apply=self._apply_classes,
+            metrics=service.metrics,
+            log=service.log,
+        )
         index = IndexClient(
             service.bus,
             timeout_s=settings.index_timeout_s,
@@ -86,6 +99,8 @@ class RouterApp:
         ]
         await self._limits.start()
         self._service.spawn(self._watch_queue(), name="queue")
+        if self._settings.policy_classes:
+            self._service.spawn(self._classes_file.follow(), name="policy classes")
         self._control = [await self._serve_control(subjects.routers_control, QUEUE)]
         self._control += [await self._serve_control(subjects.router_control(self._service.instance_id), "")]
         self._requests = await bus.serve(
@@ -105,6 +120,14 @@ class RouterApp:
 
     def _apply(self, thresholds: Thresholds) -> None:
         self.dispatcher.set_thresholds(thresholds)
+        self._pump()
+
+    def _apply_classes(self, classes: PolicyClasses) -> None:
+        self.dispatcher.set_classes(classes)
+        self._metrics.classes(classes)
+        self._pump()
+
+    def _pump(self) -> None:
         self._route.settle(self.dispatcher.pump(self._clock()))
         self._wake.set()
 

@@ -14,6 +14,7 @@ _MAY_BE_ZERO = (
     "busy_waiting_tokens",
     "aging_per_s",
     "worker_wait_s",
+    "follow_wait_s",
     "inflight_grace_s",
     "max_explained_workers",
     "max_explained_requests",
@@ -55,6 +56,17 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     max_queued: Annotated[int, Flag("requests that wait for a worker; beyond it: overloaded")] = 1024
     aging_per_s: Annotated[float, Flag("priority that a second of waiting is worth")] = 0.1
     overdue_s: Annotated[float, Flag("after this wait a request gets some turns whatever its strict priority")] = 30.0
+    fair_quantum_tokens: Annotated[
+        int, Flag("uncached tokens that a tenant of weight 1 may have computed before it is another's turn")
+    ] = 4096
+    max_tenants: Annotated[int, Flag("tenants that turns are shared between; those beyond it share as one")] = 1024
+    policy_classes: Annotated[
+        str, Flag("TOML file with the weights, limits and priorities of policy classes", metavar="FILE")
+    ] = ""
+    policy_classes_poll_s: Annotated[float, Flag("how often that file is looked at for changes")] = 5.0
+    follow_wait_s: Annotated[
+        float, Flag("how long a request may wait for the full worker that computes its prefix (0: never)")
+    ] = 10.0
     worker_wait_s: Annotated[float, Flag("how long a request waits when no worker can take it at all")] = 2.0
     max_reservations: Annotated[int, Flag("placed requests that are kept account of")] = 100_000
     reservation_grace_s: Annotated[

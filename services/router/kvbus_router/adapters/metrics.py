@@ -1,8 +1,11 @@
 """What the router decides, as metrics."""
 
+from functools import partial
+
 from kvbus_router.core.affinity import Forgotten
 from kvbus_router.core.dispatcher import Dispatcher, Placed, Refused
 from kvbus_router.core.policies import Outcome
+from kvbus_router.core.policy_classes import PolicyClasses
 from kvbus_router.core.state import Ending
 from kvbus_runtime.metrics import Metrics
 
@@ -28,6 +31,16 @@ class RouterMetrics:
         self._observed = metrics.histogram("observed_ttft_seconds", "from a placement to the news of its first token")
         self._missed = metrics.histogram(
             "ttft_error_seconds", "by how much the prediction was wrong, in either direction"
+        )
+        self._prefix_waits = metrics.counter(
+            "prefix_waits", "requests that waited for a worker that computes their prefix"
+        )
+        self._prefix_waits_seen = 0
+        self._class_waiting = metrics.gauge(
+            "class_waiting_requests", "requests in the queue by policy class", ("policy_class",)
+        )
+        self._class_running = metrics.gauge(
+            "class_placed_requests", "placed requests by policy class", ("policy_class",)
         )
         tokens = metrics.counter("prompt_tokens", "tokens of placed prompts by where they were found", ("where",))
         self._tokens = {where: tokens.labels(where) for where in WHERE}
@@ -64,6 +77,14 @@ class RouterMetrics:
         self._observed.observe(outcome.ttft_s)
         self._missed.observe(abs(outcome.ttft_s - outcome.chosen.ttft_s))
 
+    def classes(self, classes: PolicyClasses) -> None:
+        """Of these the page tells how many requests wait and are placed."""
+        self._class_waiting.clear()
+        self._class_running.clear()
+        for name in (found.name for found in classes.classes):
+            self._class_waiting.labels(name).set_function(partial(self._dispatcher.room.of_class, name))
+            self._class_running.labels(name).set_function(partial(self._dispatcher.state.shares.of_class, name))
+
     def refused(self, refused: Refused) -> None:
         self._refusals.labels(refused.reply.code).inc()
 
@@ -74,7 +95,9 @@ class RouterMetrics:
         self._reports.labels("applied" if applied else "unknown_instance").inc()
 
     def endings(self) -> None:
-        """Take over what has ended since the last call."""
+        """Take over what has happened since the last call."""
+        self._prefix_waits.inc(self._dispatcher.prefix_waits - self._prefix_waits_seen)
+        self._prefix_waits_seen = self._dispatcher.prefix_waits
         for ending, count in self._dispatcher.state.endings.items():
             if count != self._ended[ending]:
                 self._endings.labels(ending.value).inc(count - self._ended[ending])

@@ -1,6 +1,6 @@
 """One choice: who may take the request, who has room, what it would cost each, and whom the policy takes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
 import msgspec
@@ -11,19 +11,23 @@ from kvbus_router.core.eligibility import Sorted, Verdict, sort_workers, why_no_
 from kvbus_router.core.estimate import NO_BIAS, Bias, Estimate
 from kvbus_router.core.explaining import Rejected
 from kvbus_router.core.limits import Limits, Weights
-from kvbus_router.core.policies import LearningPolicy, Outcome, RoutingPolicy
+from kvbus_router.core.policies import KvPolicy, LearningPolicy, Outcome, RoutingPolicy
 from kvbus_router.core.sources import Holders
 from kvbus_router.core.state import RouterState
 from kvbus_router.core.workers import Worker
 from kvbus_wire.indexer import Match
 from kvbus_wire.router import RouteRequest
 
+MOST_LENGTH = 8.0
+"""How much longer, or shorter, than usual a request can count."""
+
 
 class Weighed(msgspec.Struct, frozen=True):
-    """``estimates``: of the workers that may take the request and have room; ``rejected``: the others.
-    ``session_worker_id``: who served the session last."""
+    """``estimates``: of the workers that may take the request and have room; ``rejected``: the others. ``full``: of those that have
+    no room and compute a part of its prompt. ``session_worker_id``: who served the session last."""
 
     estimates: list[Estimate]
+    full: list[Estimate]
     rejected: list[Rejected]
     session_worker_id: str
 
@@ -42,6 +46,8 @@ class Chooser:
         self._policy = policy
         self._learner = policy if isinstance(policy, LearningPolicy) else None
         self._rng = rng
+        # Who takes no notice of costs would not have come for the prefix.
+        self._by_cost = isinstance(policy, KvPolicy)
 
     @property
     def policy(self) -> str:
@@ -54,11 +60,19 @@ class Chooser:
     def has_room(self, worker: Worker) -> bool:
         return why_no_room(worker, self.thresholds) is None
 
-    def weigh(self, request: RouteRequest, matches: Sequence[Match], workers: Sorted, now: float) -> Weighed:
+    def weigh(
+        self,
+        request: RouteRequest,
+        matches: Sequence[Match],
+        inflight: Mapping[str, int],
+        workers: Sorted,
+        now: float,
+    ) -> Weighed:
+        """``inflight``: blocks of the prompt by the worker that computes them."""
         bound = self._session_worker(request, now)
         rejected = [(worker.worker_id, verdict) for worker, verdict in workers.rejected]
         exactly = self.affinity.mode is Mode.HARD and any(worker.worker_id == bound for worker in workers.eligible)
-        room = []
+        room, full = [], []
         for worker in workers.eligible:
             elsewhere = Verdict.SESSION_ELSEWHERE if exactly and worker.worker_id != bound else None
             verdict = elsewhere or why_no_room(worker, self.thresholds)
@@ -66,7 +80,15 @@ class Chooser:
                 room.append(worker)
             else:
                 rejected.append((worker.worker_id, verdict))
-        return Weighed(self._estimates(request, matches, room, bound, now) if room else [], rejected, bound)
+                if elsewhere is None and inflight.get(worker.worker_id):
+                    full.append(worker)
+        if not room:
+            return Weighed([], [], rejected, bound)
+        holders = Holders(matches, inflight, self._state.kvbms, self._weights)
+        estimates = self._estimates(request, holders, room, bound)
+        return Weighed(
+            estimates, self._estimates(request, holders, full if self._by_cost else [], bound), rejected, bound
+        )
 
     def choose(self, estimates: Sequence[Estimate]) -> Estimate:
         return self._policy.choose(estimates, self._rng)
@@ -81,10 +103,8 @@ class Chooser:
         return self.affinity.worker_of(session_key(request.model, request.tenant, request.session.id), now) or ""
 
     def _estimates(
-        self, request: RouteRequest, matches: Sequence[Match], workers: Iterable[Worker], bound: str, now: float
+        self, request: RouteRequest, holders: Holders, workers: Iterable[Worker], bound: str
     ) -> list[Estimate]:
-        inflight = self._state.inflight.depths(request.keys, now)
-        holders = Holders(matches, inflight, self._state.kvbms, self._weights)
         return [
             estimate(
                 worker, request.prompt_tokens, holders.cached(worker), self._weights, self._bias(request, worker, bound)
@@ -98,4 +118,13 @@ class Chooser:
         if request.preferred_taints:
             for taint in worker.worker.taints:
                 factor *= request.preferred_taints.get(taint, 1.0)
-        return Bias(factor, affinity_s) if affinity_s or factor != 1.0 else NO_BIAS
+        others, length = self._of_hints(request)
+        bias = Bias(factor, affinity_s, others, length)
+        return NO_BIAS if bias == NO_BIAS else bias
+
+    def _of_hints(self, request: RouteRequest) -> tuple[float, float]:
+        """See `cost`: others, length."""
+        hints, usual = request.hints, self._weights.expected_output_tokens
+        expected = min(hints.osl or usual, request.max_tokens)
+        length = min(max(expected / usual, 1 / MOST_LENGTH), MOST_LENGTH)
+        return 1 / (1 + max(hints.latency_sensitivity or 0.0, 0.0)), length

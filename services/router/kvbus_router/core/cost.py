@@ -1,13 +1,17 @@
 """What it would cost to run a request on a worker, in seconds.
 
     predicted TTFT = wait + onboarding + prefill
-        wait       = tokens still to prefill there / its prefill rate, and, when all its slots are taken, until one becomes free
+        wait       = tokens still to prefill there / its prefill rate, and, when all its slots are taken, until one becomes free: by
+                     the output that is left of those that run there (`busy`)
         onboarding = tokens that come from lower tiers or from another worker / the rate of each
         prefill    = tokens that nobody there has / its prefill rate
-    cost           = (predicted TTFT + what the request does to others) * taints - affinity
+    cost           = (predicted TTFT + others * what the request does to others) * taints - affinity
         work       = work_weight * prefill: the worker computes that instead of something else. It is what makes a fan-out of equal
                      prompts wait for the one worker that computes their prefix, instead of computing it everywhere
-        decode     = decode_weight * (running requests) * (time of a decode step): steps get longer for all of them
+        decode     = decode_weight * (running requests, each as far as it has still to go) * (time of a decode step) * length: steps
+                     get longer for all of them, for as long as the request runs
+        others     = 1 / (1 + latency_sensitivity)
+        length     = its expected output (osl) / expected_output_tokens, within 1/8 .. 8
         taints     = product of the factors by which the request prefers or avoids what the worker is tainted with
         affinity   = affinity_bonus_s for the worker that served the session last (`affinity`)
 
@@ -18,6 +22,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvbus_router.core.busy import steps_until_free
 from kvbus_router.core.estimate import NO_BIAS, Bias, Estimate, Onboarding
 from kvbus_router.core.limits import Weights
 from kvbus_router.core.workers import Worker
@@ -53,7 +58,9 @@ def estimate(worker: Worker, prompt_tokens: int, cached: Cached, weights: Weight
     slots = max(1, worker.worker.max_num_seqs)
     wait_s = totals.waiting_tokens / rate
     if totals.active >= slots:
-        wait_s += (totals.active - slots + 1) * weights.expected_output_tokens * step_s / slots
+        wait_s += step_s * steps_until_free(
+            worker.occupancy.output_left, totals.active, slots, weights.expected_output_tokens
+        )
     return Estimate(
         worker_id=worker.worker_id,
         incarnation=worker.incarnation,
@@ -68,8 +75,8 @@ def estimate(worker: Worker, prompt_tokens: int, cached: Cached, weights: Weight
         decode_step_s=step_s,
         wait_s=wait_s,
         prefill_s=prefill_s,
-        work_s=weights.work_weight * prefill_s,
-        decode_s=weights.decode_weight * totals.running * step_s,
+        work_s=bias.others * weights.work_weight * prefill_s,
+        decode_s=bias.others * weights.decode_weight * worker.occupancy.busy * step_s * bias.length,
         bias=bias,
     )
 

@@ -1,6 +1,7 @@
 """Places requests: at once when a worker has room and nobody waits before them, else in the order of the queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from random import Random
 
 import msgspec
@@ -10,18 +11,19 @@ from kvbus_router.core.choosing import Chooser, Weighed
 from kvbus_router.core.eligibility import Sorted
 from kvbus_router.core.estimate import Estimate
 from kvbus_router.core.explaining import Decided, DecisionLog, explanation, ranked
+from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.limits import Limits, Thresholds, Weights
 from kvbus_router.core.policies import Outcome, RoutingPolicy
+from kvbus_router.core.policy_classes import PolicyClasses, Traits
 from kvbus_router.core.queue import WaitingQueue
 from kvbus_router.core.state import RouterState
+from kvbus_router.core.waiting import Item, WaitingRoom
 from kvbus_router.core.workers import Reservation
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.indexer import Match
 from kvbus_wire.router import Decision, Placement, RouteExplanation, RouteRequest
 
-RETRY_AFTER_MAX_S = 60.0
-# How much one more observation counts in the mean time between two requests that leave the queue.
-_TURN_SMOOTHING = 0.1
+ONE_CLASS = PolicyClasses()
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -49,18 +51,10 @@ class Settled(msgspec.Struct, frozen=True):
     outcome: Placed | Refused
 
 
-class _Item(msgspec.Struct):
-    """``deadline``: on the monotonic clock. ``orphan_since``: since when no worker there is may take it."""
-
-    request: RouteRequest
-    matches: Sequence[Match]
-    deadline: float
-    arrived_at: float
-    orphan_since: float | None = None
-
-
 class Dispatcher:
-    """Times are monotonic seconds, but ``unix_ms``, which dates decisions for the replicas. Call `pump` after everything that may
+    """``prefix_waits``: requests that have waited for a worker because it computes their prefix.
+
+    Times are monotonic seconds, but ``unix_ms``, which dates decisions for the replicas. Call `pump` after everything that may
     make room, and at `next_due`."""
 
     def __init__(
@@ -72,6 +66,7 @@ class Dispatcher:
         rng: Random,
         *,
         unix_ms: Callable[[], int] = lambda: 0,
+        classes: PolicyClasses = ONE_CLASS,
     ) -> None:
         self.state = RouterState(limits)
         self.limits = limits
@@ -81,9 +76,9 @@ class Dispatcher:
         self._chooser = Chooser(self.state, limits, weights, policy, rng)
         self.affinity = self._chooser.affinity
         self._unix_ms = unix_ms
-        self._queues: dict[str, WaitingQueue[_Item]] = {}
-        self._turn_s = 0.0
-        self._last_turn_at: float | None = None
+        self._classes = classes
+        self.room = WaitingRoom(limits)
+        self.prefix_waits = 0
 
     # -- requests
 
@@ -92,15 +87,11 @@ class Dispatcher:
     ) -> tuple[Placed | Refused | Queued, list[Settled]]:
         """The outcome, and those of others (an earlier try of the same request that still waits, say)."""
         settled = self._withdraw(request.request_id) + self.pump(now)
-        return self._admit(_Item(request, matches, deadline, now), now), settled
+        return self._admit(self._item(request, matches, deadline, now), now), settled
 
     def finished(self, request_id: str) -> bool:
         """The request is over, or its client gone: its reservation or its place in the queue is free."""
-        for model, queue in self._queues.items():
-            if queue.remove(request_id) is not None:
-                self._forget_if_empty(model)
-                return True
-        return self.state.finished(request_id)
+        return self.room.remove(request_id) is not None or self.state.finished(request_id)
 
     def first_token(self, request_id: str, now: float) -> Outcome | None:
         """A placed request has its first token. What came of this router's own choice (the policy has been told), else None."""
@@ -117,11 +108,9 @@ class Dispatcher:
 
     def leave_queue(self, request_id: str, message: str) -> list[Settled]:
         """If the request waits, it does so no more: it is cancelled."""
-        for model, queue in self._queues.items():
-            if queue.remove(request_id) is not None:
-                self._forget_if_empty(model)
-                return [Settled(request_id, _refused(ErrorCode.CANCELLED, message, retryable=False))]
-        return []
+        if self.room.remove(request_id) is None:
+            return []
+        return [Settled(request_id, _refused(ErrorCode.CANCELLED, message, retryable=False))]
 
     def apply_decision(self, decision: Decision, now: float) -> tuple[bool, list[Settled]]:
         """A replica has placed a request. False: the reservation could not be made here. If it waits here it does so in vain."""
@@ -147,9 +136,15 @@ class Dispatcher:
         """In force from now on; `pump` afterwards, since there may be room now. Requests that are placed stay where they are."""
         self._chooser.thresholds = thresholds
 
+    def set_classes(self, classes: PolicyClasses) -> None:
+        """In force from now on; `pump` afterwards. Those who wait keep their place; what may run at a time is that of the class of
+        the same name."""
+        self._classes = classes
+
     def explain(self, request: RouteRequest, matches: Sequence[Match], now: float) -> RouteExplanation:
         """What would become of the request now. Nothing is placed, and the policy is not asked: it may count its choices."""
-        weighed = self._chooser.weigh(request, matches, self._chooser.sort(request), now)
+        inflight = self.state.inflight.depths(request.keys, now)
+        weighed = self._chooser.weigh(request, matches, inflight, self._chooser.sort(request), now)
         return explanation(self._decided(request, weighed, None, 0.0), self._router_id)
 
     def explain_placed(self, request_id: str) -> RouteExplanation | None:
@@ -159,93 +154,95 @@ class Dispatcher:
 
     def pump(self, now: float) -> list[Settled]:
         """Serve those who wait as far as there is room, and send away those whose time is over."""
-        return [settled for model in list(self._queues) for settled in self._pump_model(model, now)]
+        return [settled for model in self.room.models for settled in self._pump_model(model, now)]
 
     def next_due(self) -> float | None:
         """When `pump` must be called at the latest."""
         times = []
-        for queue in self._queues.values():
-            for item in queue.items():
-                times.append(item.deadline)
-                if item.orphan_since is not None:
-                    times.append(item.orphan_since + self.limits.worker_wait_s)
+        for item in self.room.items():
+            times.append(item.deadline)
+            if item.orphan_since is not None:
+                times.append(item.orphan_since + self.limits.worker_wait_s)
+            times += [until for until in (item.follows_until, item.class_deadline) if until is not None]
         return min(times, default=None)
 
     def refuse_all(self, code: ErrorCode, message: str) -> list[Settled]:
         """The router stops: nobody waits any more."""
-        ids = [item.request.request_id for queue in self._queues.values() for item in queue.items()]
-        self._queues.clear()
-        return [Settled(request_id, _refused(code, message, retryable=True)) for request_id in ids]
+        return [Settled(item.id, _refused(code, message, retryable=True)) for item in self.room.clear()]
 
     @property
     def waiting(self) -> int:
-        # A copy, because the thread that renders the metrics reads this, too.
-        return sum(len(queue) for queue in list(self._queues.values()))
+        return len(self.room)
 
     def is_waiting(self, request_id: str) -> bool:
-        return any(request_id in queue for queue in self._queues.values())
+        return request_id in self.room
 
     def check_integrity(self) -> None:
         """Raise AssertionError when an invariant is broken. Walks everything: for tests."""
         self.state.check_integrity()
-        for queue in self._queues.values():
-            queue.check_integrity()
-            if not queue:
-                raise AssertionError("an empty queue was kept")
-            for item in queue.items():
-                if self.state.reservation(item.request.request_id) is not None:
-                    raise AssertionError("a request waits and is placed")
-        if self.waiting > self.limits.max_queued:
-            raise AssertionError("too many wait")
+        self.room.check_integrity()
+        if any(self.state.reservation(item.id) is not None for item in self.room.items()):
+            raise AssertionError("a request waits and is placed")
         self.affinity.check_integrity()
         if len(self.decisions) > self.limits.max_explained_requests:
             raise AssertionError("too many decisions are kept")
 
     # -- inside
 
-    def _admit(self, item: _Item, now: float) -> Placed | Refused | Queued:
-        """After a `pump`: whoever waits now can use none of the room there is, so placing at once overtakes nobody."""
+    def _item(self, request: RouteRequest, matches: Sequence[Match], deadline: float, now: float) -> Item:
+        uncached = request.prompt_tokens
+        known = next(self.state.workers(request.model), None)
+        if known is not None:
+            deepest = max((match.depth for match in matches), default=0)
+            uncached = max(1, uncached - deepest * known.worker.model.block_size)
+        traits = Traits(
+            model=request.model,
+            tenant=request.tenant,
+            input_trigger=request.hints.input_trigger,
+            is_sub_agent=request.session is not None and request.session.parent is not None,
+            uncached_tokens=uncached,
+        )
+        return Item(request, matches, deadline, now, self._classes.of(traits), uncached)
+
+    def _admit(self, item: Item, now: float) -> Placed | Refused | Queued:
+        """After a `pump`: whoever waits now can use none of the room there is, or does not want to, so placing at once overtakes
+        nobody."""
         request = item.request
         if item.deadline <= now:
             return _refused(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", retryable=False)
         if not self.state.can_reserve():
-            return self._overloaded(f"{self.state.reservations} requests are placed")
+            return Refused(self.room.overloaded(f"{self.state.reservations} requests are placed", self.waiting))
         workers = self._chooser.sort(request)
         if not workers.eligible and request.pinned is not None:
             return _pinned_gone(request)
+        if request.speculative and self.room.queue(request.model) is not None:
+            return Refused(self.room.overloaded("others wait", self.waiting))
         placed = self._place(item, workers, now)
         if placed is not None:
             return placed
-        if self.waiting >= self.limits.max_queued:
-            return self._overloaded(f"{self.waiting} requests wait")
+        if request.speculative:
+            return Refused(self.room.overloaded("no worker has room", self.waiting))
+        refusal = self.room.refusal(item)
+        if refusal is not None:
+            return Refused(refusal)
         item.orphan_since = None if workers.eligible else now
-        queue = self._queues.get(request.model)
-        if queue is None:
-            queue = WaitingQueue(self.limits.max_queued, self.limits.aging_per_s, self.limits.overdue_s)
-            self._queues[request.model] = queue
-        hints = request.hints
-        queue.add(request.request_id, item, strict_priority=hints.strict_priority, priority=hints.priority, now=now)
+        self.room.add(item)
         return Queued()
 
     def _withdraw(self, request_id: str) -> list[Settled]:
         self.state.withdraw(request_id)
         return self.leave_queue(request_id, "the request came again")
 
-    def _forget_if_empty(self, model: str) -> None:
-        if not self._queues[model]:
-            del self._queues[model]
-
     def _pump_model(self, model: str, now: float) -> list[Settled]:
-        queue = self._queues.get(model)
+        queue = self.room.queue(model)
         if queue is None:
             return []
         settled = self._expire(queue, now)
-        while (served := self._serve_next(queue, now)) is not None:
+        while (served := self._serve_next(queue, model, now)) is not None:
             settled.append(served)
-        self._forget_if_empty(model)
         return settled
 
-    def _expire(self, queue: WaitingQueue[_Item], now: float) -> list[Settled]:
+    def _expire(self, queue: WaitingQueue[Item], now: float) -> list[Settled]:
         settled = []
         # Most requests have no constraints: who may take them is found once.
         may_run: dict[tuple[object, ...], bool] = {}
@@ -256,14 +253,17 @@ class Dispatcher:
                 may_run[constraints] = bool(self._chooser.sort(request).eligible)
             refused = self._check_waiting(item, may_run[constraints], now)
             if refused is not None:
-                queue.remove(item.request.request_id)
-                settled.append(Settled(item.request.request_id, refused))
+                self.room.remove(item.id)
+                settled.append(Settled(item.id, refused))
         return settled
 
-    def _check_waiting(self, item: _Item, may_run: bool, now: float) -> Refused | None:
+    def _check_waiting(self, item: Item, may_run: bool, now: float) -> Refused | None:
         if item.deadline <= now:
             message = f"no worker had room for {now - item.arrived_at:.3g} s"
             return _refused(ErrorCode.DEADLINE_EXCEEDED, message, retryable=False)
+        if item.class_deadline is not None and item.class_deadline <= now:
+            message = f"class {item.policy_class.name} waits no longer than {item.policy_class.max_wait_s:g} s"
+            return Refused(self.room.overloaded(message, self.waiting))
         if may_run:
             item.orphan_since = None
         elif item.request.pinned is not None:
@@ -274,34 +274,46 @@ class Dispatcher:
             return _refused(ErrorCode.NO_WORKERS, f"no worker can take model {item.request.model}", retryable=True)
         return None
 
-    def _serve_next(self, queue: WaitingQueue[_Item], now: float) -> Settled | None:
+    def _serve_next(self, queue: WaitingQueue[Item], model: str, now: float) -> Settled | None:
         """Place the first in order that finds room."""
+        if not any(map(self._chooser.has_room, self.state.workers(model))) or not self.state.can_reserve():
+            return None
         for waiting in queue.in_order(now):
             item = waiting.item
-            if (
-                not any(map(self._chooser.has_room, self.state.workers(item.request.model)))
-                or not self.state.can_reserve()
-            ):
-                return None
             placed = self._place(item, self._chooser.sort(item.request), now)
             if placed is not None:
-                queue.take_turn(item.request.request_id)
-                self._observe_turn(now)
-                return Settled(item.request.request_id, placed)
+                self.room.take_turn(item, placed.chosen.uncached_tokens, now)
+                return Settled(item.id, placed)
         return None
 
-    def _place(self, item: _Item, workers: Sorted, now: float) -> Placed | None:
-        """None when no worker that may take it has room."""
+    def _may_run(self, flow: FlowKey) -> bool:
+        """Whether its class and its tenant may have one more placed."""
+        limits, shares = self._classes.named(flow.policy_class), self.state.shares
+        return (not limits.max_running or shares.of_class(limits.name) < limits.max_running) and (
+            not limits.max_running_per_tenant or shares.of_flow(flow) < limits.max_running_per_tenant
+        )
+
+    def _place(self, item: Item, workers: Sorted, now: float) -> Placed | None:
+        """None when no worker that may take it has room, or it is better off waiting."""
         request = item.request
-        weighed = self._chooser.weigh(request, item.matches, workers, now)
+        if not self._may_run(item.flow):
+            return None
+        has_room = any(map(self._chooser.has_room, workers.eligible))
+        if has_room or item.inflight is None:
+            item.inflight = _deeper(item.inflight or {}, self.state.inflight.depths(request.keys, now))
+        if not has_room:
+            return None
+        weighed = self._chooser.weigh(request, item.matches, item.inflight, workers, now)
         if not weighed.estimates:
             return None
         chosen = self._chooser.choose(weighed.estimates)
+        if self._follows(item, chosen, weighed.full, now):
+            return None
         queued_s = now - item.arrived_at
         decided = self._decided(request, weighed, chosen, queued_s)
         self.decisions.add(decided)
-        decision = self._decision(request, chosen)
-        self._reserve(request, decision, chosen, now)
+        decision = self._decision(item, chosen)
+        self._reserve(item, decision, chosen, now)
         placement = Placement(
             request_id=request.request_id,
             worker_id=chosen.worker_id,
@@ -314,8 +326,33 @@ class Dispatcher:
         )
         return Placed(placement, decision, chosen, _session(request, weighed.session_worker_id, chosen.worker_id))
 
-    def _decision(self, request: RouteRequest, chosen: Estimate) -> Decision:
-        session = request.session
+    def _follows(self, item: Item, chosen: Estimate, full: Sequence[Estimate], now: float) -> bool:
+        """Whether it is predicted to cost less to wait until a full worker that computes the prompt's prefix has room, than to have
+        it computed once more by the chosen one. Never for longer than ``follow_wait_s`` in all."""
+        until = item.arrived_at + self.limits.follow_wait_s
+        waits = [
+            (self._cost_of_following(item, e), e.worker_id) for e in full if e.uncached_tokens < chosen.uncached_tokens
+        ]
+        cost_s, worker_id = min(waits, default=(inf, ""))
+        may_wait = (
+            now < until and not item.request.speculative and (item.id in self.room or not self.room.refusal(item))
+        )
+        if not may_wait or cost_s >= chosen.cost_s:
+            self.room.unfollow(item)
+            return False
+        self.prefix_waits += not item.follows
+        self.room.follow(item, worker_id, until)
+        return True
+
+    def _cost_of_following(self, item: Item, full: Estimate) -> float:
+        """Those who wait for the same worker come before it, and each takes a slot for a while."""
+        worker = self.state.worker(full.worker_id)
+        slots = 1 if worker is None else max(1, worker.worker.max_num_seqs)
+        each_s = full.prefill_s + self.weights.expected_output_tokens * full.decode_step_s / slots
+        return full.cost_s + self.room.ahead(item, full.worker_id) * each_s
+
+    def _decision(self, item: Item, chosen: Estimate) -> Decision:
+        request, session = item.request, item.request.session
         return Decision(
             router_id=self._router_id,
             request_id=request.request_id,
@@ -329,9 +366,11 @@ class Dispatcher:
             session_id=session.id if session is not None and not session.final else "",
             tenant=request.tenant,
             decided_ms=self._unix_ms(),
+            policy_class=item.policy_class.name,
         )
 
-    def _reserve(self, request: RouteRequest, decision: Decision, chosen: Estimate, now: float) -> None:
+    def _reserve(self, item: Item, decision: Decision, chosen: Estimate, now: float) -> None:
+        request = item.request
         reservation = Reservation(
             request_id=decision.request_id,
             worker_id=decision.worker_id,
@@ -340,6 +379,7 @@ class Dispatcher:
             uncached_tokens=decision.uncached_tokens,
             expected_output=decision.expected_output,
             placed_at=now,
+            flow=item.flow,
             predicted=chosen,
         )
         self.state.reserve(reservation, decision.keys)
@@ -370,19 +410,14 @@ class Dispatcher:
             left_out=left_out,
         )
 
-    def _observe_turn(self, now: float) -> None:
-        if self._last_turn_at is not None:
-            self._turn_s += _TURN_SMOOTHING * (now - self._last_turn_at - self._turn_s)
-        self._last_turn_at = now
-
-    def _overloaded(self, message: str) -> Refused:
-        retry_after_s = min(max(1.0, self.waiting * self._turn_s), RETRY_AFTER_MAX_S)
-        reply = ErrorReply(code=ErrorCode.OVERLOADED, message=message, retryable=True, retry_after_s=retry_after_s)
-        return Refused(reply)
-
 
 def _refused(code: ErrorCode, message: str, *, retryable: bool) -> Refused:
     return Refused(ErrorReply(code=code, message=message, retryable=retryable))
+
+
+def _deeper(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
+    """What was once seen to be computed is on the worker afterwards, though the index is not asked again while a request waits."""
+    return {worker: max(one.get(worker, 0), other.get(worker, 0)) for worker in {*one, *other}} if one else other
 
 
 def _session(request: RouteRequest, last: str, chosen: str) -> str | None:

@@ -12,10 +12,13 @@ class Onboarding(msgspec.Struct, frozen=True):
 
 
 class Bias(msgspec.Struct, frozen=True):
-    """What besides time counts for a worker: a factor on its cost, and a bonus that is taken off."""
+    """What besides time counts: of a worker, a factor on its cost, and a bonus that is taken off; of the request, how much what it
+    does to others counts (``others``), and how long it will run, against one of whom nothing is known (``length``)."""
 
     taint_factor: float = 1.0
     affinity_s: float = 0.0
+    others: float = 1.0
+    length: float = 1.0
 
 
 NO_BIAS = Bias()

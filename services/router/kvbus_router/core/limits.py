@@ -42,6 +42,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_queued: int = 1024
     aging_per_s: float = 0.1
     overdue_s: float = 30.0
+    fair_quantum_tokens: int = 4096
+    max_tenants: int = 1024
+    follow_wait_s: float = 10.0
     worker_wait_s: float = 2.0
     max_reservations: int = 100_000
     reservation_grace_s: float = 5.0

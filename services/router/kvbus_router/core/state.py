@@ -1,10 +1,13 @@
 """What the router knows: workers, the hosts' lower tiers, reservations, prefixes being computed."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
+from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
+from kvbus_router.core.shares import Shares
 from kvbus_router.core.workers import Reservation, Worker
 from kvbus_wire.load import LoadReport
 from kvbus_wire.records import InstanceRecord
@@ -27,6 +30,7 @@ class RouterState:
         self.limits = limits
         self.inflight = InFlightPrefixes(limits.max_inflight_key_bytes, limits.inflight_grace_s)
         self.endings: dict[Ending, int] = dict.fromkeys(Ending, 0)
+        self.shares = Shares()
         self._workers: dict[str, Worker] = {}
         self._models: dict[str, dict[str, Worker]] = {}
         self._kvbms: dict[str, InstanceRecord] = {}
@@ -70,9 +74,8 @@ class RouterState:
         del self._models[name][worker_id]
         if not self._models[name]:
             del self._models[name]
-        for request_id in worker.reservations:
-            del self._placed[request_id]
-        self.endings[Ending.WORKER_GONE] += len(worker.reservations)
+        for reservation in worker.reservations.values():
+            self._forget(reservation, Ending.WORKER_GONE)
         self.inflight.drop_worker(worker_id)
 
     # -- load and progress
@@ -82,10 +85,9 @@ class RouterState:
         worker = self._workers.get(report.instance_id)
         if worker is None or worker.incarnation != report.incarnation:
             return False
-        for request_id in worker.update(report, now, self.limits.reservation_grace_s):
-            del self._placed[request_id]
-            self.inflight.discard_uncomputed(request_id)
-            self.endings[Ending.NOT_REPORTED] += 1
+        for reservation in worker.update(report, now, self.limits.reservation_grace_s):
+            self._forget(reservation, Ending.NOT_REPORTED)
+            self.inflight.discard_uncomputed(reservation.request_id)
         return True
 
     def first_token(self, request_id: str, now: float) -> None:
@@ -109,6 +111,7 @@ class RouterState:
         self.withdraw(reservation.request_id)
         worker.reserve(reservation)
         self._placed[reservation.request_id] = worker
+        self.shares.add(reservation.flow)
         self.inflight.add(reservation.request_id, reservation.worker_id, keys)
 
     def withdraw(self, request_id: str) -> bool:
@@ -133,18 +136,23 @@ class RouterState:
             uncached_tokens=decision.uncached_tokens,
             expected_output=decision.expected_output,
             placed_at=now,
+            flow=FlowKey(decision.policy_class, decision.tenant),
         )
         self.reserve(reservation, decision.keys)
         return True
 
     def _release(self, request_id: str, ending: Ending) -> bool:
-        worker = self._placed.pop(request_id, None)
+        worker = self._placed.get(request_id)
         if worker is None:
             return False
-        worker.release(request_id)
+        self._forget(worker.release(request_id), ending)
         self.inflight.discard_uncomputed(request_id)
-        self.endings[ending] += 1
         return True
+
+    def _forget(self, reservation: Reservation, ending: Ending) -> None:
+        del self._placed[reservation.request_id]
+        self.shares.drop(reservation.flow)
+        self.endings[ending] += 1
 
     # -- queries
 
@@ -183,9 +191,10 @@ class RouterState:
         by_model = {w.worker_id: w for workers in self._models.values() for w in workers.values()}
         if by_model != self._workers or not all(self._models.values()):
             raise AssertionError("the models are off")
+        self.shares.check_integrity(Counter(w.reservations[request_id].flow for request_id, w in held.items()))
         if len(self._placed) > self.limits.max_reservations:
             raise AssertionError("too many reservations")
         for worker in self._workers.values():
-            if worker.totals != worker._count():
+            if worker.totals != worker._count() or worker.occupancy != worker._occupancy():
                 raise AssertionError("stale totals")
         self.inflight.check_integrity()

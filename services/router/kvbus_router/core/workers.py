@@ -13,14 +13,18 @@ not list comes on top:
 
 import msgspec
 
+from kvbus_router.core.busy import output_left, share_left
 from kvbus_router.core.estimate import Estimate
+from kvbus_router.core.fairness import ONE_FLOW, FlowKey
 from kvbus_wire.load import LoadReport
+from kvbus_wire.packing import TOKEN_BYTES, unpack_tokens
 from kvbus_wire.records import InstanceRecord, WorkerRecord
 
 
 class Reservation(msgspec.Struct):
     """A placed request. ``listed``: the worker's last report names it, with ``reported_tokens`` of it still to prefill then.
-    ``predicted``: what it was placed for; None when a replica placed it."""
+    ``output_tokens``: said so far; ``flow``: in whose share it runs; ``predicted``: what it was placed for, None when a replica
+    placed it."""
 
     request_id: str
     worker_id: str
@@ -32,6 +36,8 @@ class Reservation(msgspec.Struct):
     first_token_at: float | None = None
     listed: bool = False
     reported_tokens: int = 0
+    output_tokens: int = 0
+    flow: FlowKey = ONE_FLOW
     predicted: Estimate | None = None
 
 
@@ -46,6 +52,14 @@ class Totals(msgspec.Struct, frozen=True):
     waiting_tokens: int
 
 
+class Occupancy(msgspec.Struct, frozen=True):
+    """How long it will be busy. ``busy``: the running requests, each as far as it has still to go; ``output_left``: tokens that are
+    still to come of each request that is known, ascending."""
+
+    busy: float
+    output_left: tuple[int, ...]
+
+
 class Worker:
     """Use `RouterState` to change it."""
 
@@ -58,6 +72,7 @@ class Worker:
         self._ended = 0
         self._ended_tokens = 0
         self._totals: Totals | None = None
+        self._occupied: Occupancy | None = None
 
     @property
     def worker_id(self) -> str:
@@ -100,41 +115,53 @@ class Worker:
             self._totals = self._count()
         return self._totals
 
+    @property
+    def occupancy(self) -> Occupancy:
+        if self._occupied is None:
+            self._occupied = self._occupancy()
+        return self._occupied
+
     def reserve(self, reservation: Reservation) -> None:
         self.reservations[reservation.request_id] = reservation
-        self._totals = None
+        self._changed()
 
     def first_token(self, reservation: Reservation, now: float) -> None:
         if reservation.first_token_at is None:
             reservation.first_token_at = now
-            self._totals = None
+            self._changed()
 
-    def release(self, request_id: str) -> None:
+    def release(self, request_id: str) -> Reservation:
         reservation = self.reservations.pop(request_id)
         if reservation.listed:
             self._ended += 1
             self._ended_tokens += reservation.reported_tokens
-        self._totals = None
+        self._changed()
+        return reservation
 
-    def update(self, report: LoadReport, now: float, grace_s: float) -> list[str]:
+    def update(self, report: LoadReport, now: float, grace_s: float) -> list[Reservation]:
         """Take over a report. Returns the reservations that it shows to be over: once listed and not any more, or never listed
         although the request had ``grace_s`` to arrive."""
-        named = set(report.request_ids)
+        named = _said_so_far(report)
         over = [
-            r.request_id
+            r
             for r in self.reservations.values()
             if r.request_id not in named and (r.listed or now - r.placed_at > grace_s)
         ]
-        for request_id in over:
-            del self.reservations[request_id]
+        for r in over:
+            del self.reservations[r.request_id]
         for reservation in self.reservations.values():
             reservation.listed = reservation.request_id in named
             prefilling = reservation.listed and reservation.first_token_at is None
             reservation.reported_tokens = reservation.uncached_tokens if prefilling else 0
+            # A report that is late, or of a worker that does not tell, takes nothing back.
+            reservation.output_tokens = max(reservation.output_tokens, named.get(reservation.request_id, 0))
         self.report = report
         self._ended = self._ended_tokens = 0
-        self._totals = None
+        self._changed()
         return over
+
+    def _changed(self) -> None:
+        self._totals = self._occupied = None
 
     def _count(self) -> Totals:
         running = waiting = waiting_tokens = 0
@@ -156,3 +183,21 @@ class Worker:
             running=max(0, running - self._ended) + unlisted_running,
             waiting_tokens=max(0, waiting_tokens - done_tokens) + unlisted_tokens,
         )
+
+    def _occupancy(self) -> Occupancy:
+        reservations = self.reservations.values()
+        said = sum(
+            1 - share_left(r.expected_output, r.output_tokens) for r in reservations if r.first_token_at is not None
+        )
+        left = sorted(output_left(r.expected_output, r.output_tokens) for r in reservations)
+        return Occupancy(max(0.0, self.totals.running - said), tuple(left))
+
+
+def _said_so_far(report: LoadReport) -> dict[str, int]:
+    """Output tokens of each request that the report names; 0 where it does not tell."""
+    said = (
+        unpack_tokens(report.output_tokens)
+        if len(report.output_tokens) == TOKEN_BYTES * len(report.request_ids)
+        else ()
+    )
+    return dict.fromkeys(report.request_ids, 0) | dict(zip(report.request_ids, said, strict=False))

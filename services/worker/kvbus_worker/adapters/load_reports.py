@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from kvbus_runtime.bus import Bus
 from kvbus_wire.load import LoadReport
+from kvbus_wire.packing import pack_tokens
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.core.load_pacing import LoadPacing
 from kvbus_worker.core.requests import RequestTable
@@ -12,7 +13,7 @@ from kvbus_worker.engines.base import Engine
 
 
 class LoadReporter:
-    """``request_ids`` of a report are cut so that it fits into one message."""
+    """``request_ids`` and ``output_tokens`` of a report are cut so that it fits into one message."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class LoadReporter:
         load = self._engine.load()
         not_submitted = self._table.not_submitted
         self._metrics.note_load(load, not_submitted)
+        ids = self._fitting_ids()
         return LoadReport(
             instance_id=self._instance_id,
             incarnation=self._incarnation,
@@ -82,18 +84,20 @@ class LoadReporter:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_step_s=load.decode_step_s,
             draining=self._is_draining(),
-            request_ids=self._fitting_ids(),
+            request_ids=ids,
+            output_tokens=pack_tokens(self._table.outputs[: len(ids)]),
             onboard_tokens_per_s=self._onboard_rates(),
         )
 
     def _fitting_ids(self) -> tuple[str, ...]:
         ids = self._table.ids
         room = self._bus.max_payload - 4096
-        if sum(map(len, ids)) * 4 + 5 * len(ids) <= room:  # at most 4 bytes a character, 5 of framing
+        # At most 4 bytes a character, 5 of framing, 4 for the output.
+        if sum(map(len, ids)) * 4 + 9 * len(ids) <= room:
             return ids
         fitting = []
         for request_id in ids:
-            room -= len(request_id.encode()) + 5
+            room -= len(request_id.encode()) + 9
             if room < 0:
                 break
             fitting.append(request_id)

@@ -62,10 +62,11 @@ def admit(message: Generate, limits: ModelLimits, store: TokenStore, now_ms: int
         sampling=message.sampling,
         stopping=message.stopping,
         resumed=message.resumed,
-        priority=message.hints.priority,
+        priority=message.hints.effective_priority,
         strict_priority=message.hints.strict_priority,
         mock=message.mock,
         guidance=message.guidance,
+        speculative=message.speculative,
     )
     reusable = (total - 1) // limits.block_size
     keys = prefix.keys[:reusable]

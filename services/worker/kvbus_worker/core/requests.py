@@ -59,6 +59,11 @@ class RequestTable:
         return tuple(self._open)
 
     @property
+    def outputs(self) -> tuple[int, ...]:
+        """Tokens that each of `ids` has said so far."""
+        return tuple(request.output_tokens for request in self._open.values())
+
+    @property
     def not_submitted(self) -> int:
         return sum(not request.submitted for request in self._open.values())
 

@@ -55,7 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``tokens``: the whole prompt, its last ``resumed`` tokens being output of another worker.
 
-    ``priority`` and ``strict_priority``: see `engines.ranking`.
+    ``priority`` and ``strict_priority``: see `engines.ranking`. ``speculative``: nobody waits for what it says.
     ``domain_key`` seeds the block keys. ``guidance`` binds the output, what was resumed included.
     ``onboarded_tokens``: how many of the cached tokens the worker has just imported, reported back in Started and Usage.
     """
@@ -66,11 +66,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     stopping: Stopping
     resumed: int = 0
-    priority: int = 0
+    priority: float = 0
     strict_priority: int = 0
     onboarded_tokens: int = 0
     mock: MockOutput | None = None
     guidance: Guidance | None = None
+    speculative: bool = False
 
 
 class BlocksStored(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ class Rank(NamedTuple):
         return self.urgency > other.urgency and self < other
 
 
-def rank(priority: int, strict_priority: int, arrival: int, now_s: float) -> Rank:
+def rank(priority: float, strict_priority: int, arrival: int, now_s: float) -> Rank:
     urgency = PRIORITY_S * max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
     urgency += STRICT_S * max(0, min(strict_priority, MAX_STRICT_PRIORITY))
     return Rank(now_s - urgency, arrival, urgency)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvbus_wire.errors import ErrorCode
+from kvbus_wire.request import MockOutput
 from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput, StepSink
 from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits
 from kvbus_worker.engines.mock.script import FINISHES, ScriptError, ScriptFile, ScriptLine
@@ -154,7 +155,9 @@ class MockEngine:
 
     def _speech(self, request: EngineRequest) -> Speech:
         prompt = request.tokens[: len(request.tokens) - request.resumed]
-        output = request.mock if request.mock is not None else self._scripted(prompt)
+        output: MockOutput | ScriptLine | None = request.mock
+        if output is None and not request.speculative:  # nobody hears that, so it takes no line of the script
+            output = self._scripted(prompt)
         if output is not None:
             pieces, grouped = pieces_of(output)
             try:
