@@ -188,12 +188,8 @@ class Client:
 
     async def compute(self, count: int = len(KEYS)) -> None:
         """Let the engine hold the leading blocks, as if it had computed them."""
-        keys = KEYS[:count]
-        for parent, key, i in zip([b"", *keys], keys, range(count), strict=False):
-            if key not in self.engine.scheduler.cache:
-                self.engine.scheduler.cache.allocate(1)
-                self.engine.scheduler.cache.publish(parent, key, pack_tokens(TOKENS[BLOCK * i : BLOCK * i + BLOCK]))
-                self.engine.scheduler.cache.release([key])
+        tokens = [pack_tokens(TOKENS[BLOCK * i : BLOCK * i + BLOCK]) for i in range(count)]
+        assert self.engine.scheduler.cache.adopt(b"", KEYS[:count], tokens) == count
         self.sink(StepOutput(blocks=self.engine.scheduler.cache.take_events()))
 
     def lose_all(self) -> None:

@@ -5,32 +5,37 @@ A block is *private* (being filled by one sequence; it has no key), *referenced*
 follows it, so a chain always loses its end first and "block i is there" implies that its prefix is.
 
     free room = capacity - private - cached        available room = free room + idle
+
+A sequence uses a whole prefix, so the users of a block are users of everything above it. Blocks in a row that have the same users
+form one `_Run`, which is divided where a user of its beginning only comes, and joined with the run above where both have become
+equal. What a sequence costs therefore depends on the runs its prompt consists of, and not on its length:
+
+    root -- system prompt (4 users) -+- session (1 user)
+                                     +- session (2 users) -- its newest blocks (1 user)
 """
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
-
-import msgspec
+from heapq import heapify, heappop, heappush
 
 from kvbus_blocks.keys import ROOT
 from kvbus_worker.engines.base import BlockEvent, BlocksRemoved, BlocksStored
 
 
-class _Block(msgspec.Struct):
-    parent: bytes
-    tokens: bytes
-    users: int = 0
-    children: int = 0
-    last_used: int = 0
+class _Run:
+    """Cached blocks that follow each other. ``children`` follow its last block. All its blocks have the same users and age."""
 
+    __slots__ = ("children", "keys", "last_used", "parent", "users")
 
-class _Run(msgspec.Struct):
-    """A block event under construction: consecutive keys of one chain stored, or any keys removed."""
+    def __init__(self, parent: "_Run | None", keys: list[bytes], users: int) -> None:
+        self.parent = parent
+        self.keys = keys
+        self.users = users
+        self.children: set[_Run] = set()
+        self.last_used = 0
 
-    stored: bool
-    parent: bytes = ROOT
-    keys: list[bytes] = []
-    tokens: list[bytes] = []
+    @property
+    def is_evictable(self) -> bool:
+        return not self.users and not self.children and bool(self.keys)
 
 
 class BlockCache:
@@ -40,54 +45,61 @@ class BlockCache:
         if capacity < 1:
             raise ValueError("a block cache needs room for at least one block")
         self.capacity = capacity
-        self._blocks: dict[bytes, _Block] = {}
+        self._runs: dict[bytes, _Run] = {}
         self._private = 0
         self._idle = 0
         self._tick = 0
-        # (last_used, key) of idle leaves; entries whose block was used or gained a child since are stale and skipped.
-        self._evictable: list[tuple[int, bytes]] = []
-        self._runs: list[_Run] = []
+        # (last_used, number, run) of idle runs without children; what was used or gained a child since is stale and skipped.
+        self._evictable: list[tuple[int, int, _Run]] = []
+        self._offers = 0
+        self._events = _Events()
 
     @property
     def available(self) -> int:
-        return self.capacity - self._private - len(self._blocks) + self._idle
+        return self.capacity - self._private - len(self._runs) + self._idle
 
     @property
     def in_use(self) -> int:
         """Private and referenced blocks."""
-        return self._private + len(self._blocks) - self._idle
+        return self._private + len(self._runs) - self._idle
 
     @property
     def cached(self) -> int:
-        return len(self._blocks)
+        return len(self._runs)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._blocks
+        return key in self._runs
 
     def leading(self, keys: Sequence[bytes]) -> int:
-        """How many leading keys are cached."""
-        for depth, key in enumerate(keys):
-            if key not in self._blocks:
-                return depth
-        return len(keys)
+        """How many leading keys, of a chain from the root or from a cached block on, are cached."""
+        there, missing = 0, len(keys) + 1
+        while missing - there > 1:
+            middle = (there + missing) // 2
+            if keys[middle - 1] in self._runs:
+                there = middle
+            else:
+                missing = middle
+        return there
 
     def acquire(self, keys: Sequence[bytes]) -> int:
-        """Reference the leading cached blocks; how many."""
+        """Reference the leading cached blocks of a chain from the root; how many."""
         depth = self.leading(keys)
-        for key in keys[:depth]:
-            self._reference(self._blocks[key])
+        if depth:
+            self._reference(self._ending_at(keys[depth - 1]))
         return depth
 
     def release(self, keys: Sequence[bytes]) -> None:
-        """Give up references. All of one chain get the same age, so that its end is evicted before its beginning."""
+        """Give up the references to a chain from the root. All of it gets the same age, so that its end is evicted before its
+        beginning."""
         self._tick += 1
-        for key in reversed(keys):
-            block = self._blocks[key]
-            block.users -= 1
-            block.last_used = self._tick
-            if block.users == 0:
-                self._idle += 1
-                self._offer(key, block)
+        run = self._runs[keys[-1]] if keys else None
+        while run is not None:
+            run.users -= 1
+            run.last_used = self._tick
+            if not run.users:
+                self._idle += len(run.keys)
+                self._offer(run)
+            run = run.parent
 
     def can_allocate(self, count: int) -> bool:
         return count <= self.available
@@ -109,113 +121,187 @@ class BlockCache:
         ``parent`` must be referenced by the caller (or the root).
         """
         self._private -= 1
-        block = self._blocks.get(key)
-        if block is not None:
-            self._reference(block)
+        run = self._runs.get(key)
+        if run is None:
+            self._insert(parent, key, tokens)
             return
-        self._insert(parent, key, tokens, users=1)
+        # Its owner uses all above it already.
+        run = self._divide(run, 1)
+        if not run.users:
+            self._idle -= 1
+        run.users += 1
+        self._join(run)
 
     def adopt(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> int:
         """Cache blocks from elsewhere, idle; how many leading ones are cached afterwards. Takes only available room."""
-        if parent != ROOT and parent not in self._blocks:
+        if parent != ROOT and parent not in self._runs:
             return self.leading(keys)
         # Neither the chain up to the parent nor what is adopted may be evicted to make room for the rest of the chain.
-        held = self._chain_to(parent)
-        above = len(held)
-        for key in held:
-            self._reference(self._blocks[key])
-        for key, packed in zip(keys, tokens, strict=True):
-            block = self._blocks.get(key)
-            if block is not None:
-                self._reference(block)
-            elif self.can_allocate(1):
-                self._make_room(1)
-                self._insert(parent, key, packed, users=1)
-            else:
+        there = self.leading(keys)
+        last = keys[there - 1] if there else parent
+        if last != ROOT:
+            self._reference(self._ending_at(last))
+        for key, packed in zip(keys[there:], tokens[there:], strict=True):
+            if not self.can_allocate(1):
                 break
-            held.append(key)
-            parent = key
-        self.release(held)
-        return len(held) - above
-
-    def _chain_to(self, key: bytes) -> list[bytes]:
-        chain: list[bytes] = []
-        while key != ROOT:
-            chain.append(key)
-            key = self._blocks[key].parent
-        chain.reverse()
-        return chain
+            self._make_room(1)
+            self._insert(last, key, packed)
+            last = key
+            there += 1
+        if last != ROOT:
+            self.release((last,))
+        return there
 
     def take_events(self) -> tuple[BlockEvent, ...]:
-        runs, self._runs = self._runs, []
-        return tuple(
-            BlocksStored(run.parent, tuple(run.keys), tuple(run.tokens))
-            if run.stored
-            else BlocksRemoved(tuple(run.keys))
-            for run in runs
-        )
+        return self._events.take()
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the bookkeeping contradicts itself."""
-        children: dict[bytes, int] = {}
-        for block in self._blocks.values():
-            children[block.parent] = children.get(block.parent, 0) + 1
-            if block.parent != ROOT and block.parent not in self._blocks:
+        runs = set(self._runs.values())
+        if any(self._runs.get(key) is not run for run in runs for key in run.keys):
+            raise AssertionError("a block lies in two runs")
+        if sum(len(run.keys) for run in runs) != len(self._runs):
+            raise AssertionError("a block lies in no run")
+        for run in runs:
+            if run.parent is not None and (run.parent not in runs or run not in run.parent.children):
                 raise AssertionError("a cached block has lost its parent")
-        idle = sum(block.users == 0 for block in self._blocks.values())
+            if any(child.parent is not run or child not in runs for child in run.children):
+                raise AssertionError("a run has a child that is not there")
+            if run.users < sum(child.users for child in run.children):
+                raise AssertionError("a block is used and its prefix is not")
+        idle = sum(len(run.keys) for run in runs if not run.users)
         if idle != self._idle:
             raise AssertionError(f"{idle} idle blocks, {self._idle} counted")
-        for key, block in self._blocks.items():
-            if block.children != children.get(key, 0) or block.users < 0:
-                raise AssertionError("the children or users of a block are miscounted")
-        if self._private < 0 or self._private + len(self._blocks) > self.capacity:
+        if self._private < 0 or self._private + len(self._runs) > self.capacity:
             raise AssertionError("the capacity is exceeded")
-        valid = {key for stamp, key in self._evictable if self._is_evictable(stamp, key)}
-        if any(block.users == 0 and block.children == 0 and key not in valid for key, block in self._blocks.items()):
+        offered = {run for stamp, _, run in self._evictable if run.last_used == stamp}
+        if any(run.is_evictable and run not in offered for run in runs):
             raise AssertionError("an idle leaf cannot be evicted")
 
-    def _reference(self, block: _Block) -> None:
-        if block.users == 0:
-            self._idle -= 1
-        block.users += 1
+    def _reference(self, run: _Run | None) -> None:
+        """Use all blocks from the root to the end of ``run``."""
+        while run is not None:
+            if not run.users:
+                self._idle -= len(run.keys)
+            run.users += 1
+            run = run.parent
 
-    def _insert(self, parent: bytes, key: bytes, tokens: bytes, *, users: int) -> None:
-        self._blocks[key] = _Block(parent, tokens, users=users)
-        if parent != ROOT:
-            self._blocks[parent].children += 1
-        last = self._runs[-1] if self._runs else None
-        if last is None or not last.stored or last.keys[-1] != parent:
-            last = _Run(stored=True, parent=parent)
-            self._runs.append(last)
-        last.keys.append(key)
-        last.tokens.append(tokens)
+    def _insert(self, parent: bytes, key: bytes, tokens: bytes) -> None:
+        """A new block with one user, who uses ``parent`` as well, which therefore is the end of its run."""
+        above = self._runs[parent] if parent != ROOT else None
+        if above is not None and above.users == 1 and not above.children:
+            above.keys.append(key)
+            self._runs[key] = above
+        else:
+            run = self._runs[key] = _Run(above, [key], users=1)
+            if above is not None:
+                above.children.add(run)
+        self._events.stored(parent, key, tokens)
+
+    def _ending_at(self, key: bytes) -> _Run:
+        """The run of a block, divided behind it if need be."""
+        run = self._runs[key]
+        return run if run.keys[-1] == key else self._divide(run, run.keys.index(key) + 1)
+
+    def _divide(self, run: _Run, count: int) -> _Run:
+        """Make the first ``count`` blocks of a run one of their own, and return that."""
+        if count == len(run.keys):
+            return run
+        if 2 * count <= len(run.keys):
+            first, rest = _Run(run.parent, run.keys[:count], run.users), run
+            del run.keys[:count]
+            moved = first
+            if first.parent is not None:
+                first.parent.children.remove(run)
+                first.parent.children.add(first)
+        else:
+            first, rest = run, _Run(run, run.keys[count:], run.users)
+            del run.keys[count:]
+            moved = rest
+            rest.children, run.children = run.children, set()
+            for child in rest.children:
+                child.parent = rest
+        first.last_used = rest.last_used = run.last_used
+        first.children = {rest}
+        rest.parent = first
+        self._runs.update(dict.fromkeys(moved.keys, moved))
+        # The one that is offered may be the one that is a leaf no more.
+        self._offer(rest)
+        return first
+
+    def _join(self, run: _Run) -> None:
+        """Make a run and the one above it one when nothing tells them apart."""
+        above = run.parent
+        if above is None or len(above.children) != 1 or above.users != run.users:
+            return
+        above.keys += run.keys
+        self._runs.update(dict.fromkeys(run.keys, above))
+        above.children = run.children
+        for child in above.children:
+            child.parent = above
+        run.keys = []
 
     def _make_room(self, count: int) -> None:
-        while self.capacity - self._private - len(self._blocks) < count:
-            stamp, key = heappop(self._evictable)
-            if self._is_evictable(stamp, key):
-                self._evict(key)
+        while (short := count - (self.capacity - self._private - len(self._runs))) > 0:
+            stamp, _, run = self._evictable[0]
+            if not run.is_evictable or run.last_used != stamp:
+                heappop(self._evictable)
+                continue
+            for _ in range(min(short, len(run.keys))):
+                key = run.keys.pop()
+                del self._runs[key]
+                self._idle -= 1
+                self._events.removed(key)
+            if not run.keys and run.parent is not None:
+                run.parent.children.remove(run)
+                self._offer(run.parent)
 
-    def _evict(self, key: bytes) -> None:
-        block = self._blocks.pop(key)
-        self._idle -= 1
-        if block.parent != ROOT:
-            parent = self._blocks[block.parent]
-            parent.children -= 1
-            if parent.users == 0:
-                self._offer(block.parent, parent)
-        last = self._runs[-1] if self._runs else None
-        if last is None or last.stored:
-            last = _Run(stored=False)
-            self._runs.append(last)
-        last.keys.append(key)
-
-    def _offer(self, key: bytes, block: _Block) -> None:
-        if block.children == 0:
-            heappush(self._evictable, (block.last_used, key))
+    def _offer(self, run: _Run) -> None:
+        if run.is_evictable:
+            self._offers += 1
+            heappush(self._evictable, (run.last_used, self._offers, run))
             if len(self._evictable) > 4 * self.capacity + 64:
-                self._evictable = sorted({entry for entry in self._evictable if self._is_evictable(*entry)})
+                self._evictable = [entry for entry in self._evictable if self._is_true(entry)]
+                heapify(self._evictable)
 
-    def _is_evictable(self, stamp: int, key: bytes) -> bool:
-        block = self._blocks.get(key)
-        return block is not None and block.users == 0 and block.children == 0 and block.last_used == stamp
+    @staticmethod
+    def _is_true(entry: tuple[int, int, _Run]) -> bool:
+        stamp, _, run = entry
+        return run.is_evictable and run.last_used == stamp
+
+
+class _Events:
+    """Block events under construction: consecutive keys of one chain stored, or any keys removed, make one."""
+
+    def __init__(self) -> None:
+        self._done: list[BlockEvent] = []
+        self._parent = ROOT
+        self._stored: list[bytes] = []
+        self._tokens: list[bytes] = []
+        self._removed: list[bytes] = []
+
+    def stored(self, parent: bytes, key: bytes, tokens: bytes) -> None:
+        if self._removed or (self._stored and self._stored[-1] != parent):
+            self._flush()
+        if not self._stored:
+            self._parent = parent
+        self._stored.append(key)
+        self._tokens.append(tokens)
+
+    def removed(self, key: bytes) -> None:
+        if self._stored:
+            self._flush()
+        self._removed.append(key)
+
+    def take(self) -> tuple[BlockEvent, ...]:
+        self._flush()
+        done, self._done = self._done, []
+        return tuple(done)
+
+    def _flush(self) -> None:
+        if self._stored:
+            self._done.append(BlocksStored(self._parent, tuple(self._stored), tuple(self._tokens)))
+            self._stored, self._tokens = [], []
+        if self._removed:
+            self._done.append(BlocksRemoved(tuple(self._removed)))
+            self._removed = []
