@@ -23,6 +23,7 @@ from kvbus_wire.message import Message
 from kvbus_wire.router import Decision, ExplainPlaced, ExplainRoute, GetLimits, Progress, RouteRequest, SetLimits
 
 QUEUE = "routers"
+LIMITS_WAIT_S = 5.0
 MAX_PENDING_CONTROL = 64
 """Questions and changes that people and tools may ask at the same time."""
 
@@ -97,7 +98,7 @@ class RouterApp:
             await bus.subscribe(subjects.progress("*"), [Progress], self._cluster.on_progress),
             await bus.subscribe(subjects.decisions("*"), [Decision], self._cluster.on_decision),
         ]
-        await self._limits.start()
+        await self._limits.start(LIMITS_WAIT_S)
         self._service.spawn(self._watch_queue(), name="queue")
         if self._settings.policy_classes:
             self._service.spawn(self._classes_file.follow(), name="policy classes")

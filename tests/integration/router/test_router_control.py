@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from kvbus_router import app
 from kvbus_router.app import RouterApp
 from kvbus_router.settings import RouterSettings
 from kvbus_runtime.bus import RequestFailed
+from kvbus_runtime.jetstream import JetStreamRefused
 from kvbus_runtime.service import RunningService
+from kvbus_runtime.watched import WatchedValue
 from kvbus_testkit.timing import eventually
 from kvbus_testkit.up import run_kvbus
 from kvbus_wire.errors import ErrorCode
@@ -148,6 +151,20 @@ async def test_a_change_that_makes_no_sense_is_refused_and_changes_nothing(clust
     assert (refused.value.code, refused.value.reply.param) == (ErrorCode.INVALID_REQUEST, "busy_used_blocks_share")
     assert running.service.metrics.value("limits_revision") == 0
     assert running.service.metrics.value("limit_changes_total", {"outcome": "invalid_request"}) == 1
+
+
+async def test_a_router_that_cannot_follow_the_limits_places_all_the_same(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_room(_value: WatchedValue) -> None:
+        raise JetStreamRefused(500, 10047, "insufficient storage resources available")
+
+    monkeypatch.setattr(WatchedValue, "_ensure", no_room)
+    monkeypatch.setattr(app, "LIMITS_WAIT_S", 0.05)
+    running, client = await cluster.router(), await cluster.client()
+    await cluster.worker("w1")
+    await know_workers(running, 1)
+    assert (await route(client, ask("r"))).worker_id == "w1"
 
 
 async def test_the_command_shows_and_changes_limits_and_explains(cluster: Any, namespace: str) -> None:

@@ -1,5 +1,6 @@
 """Limits that were changed at run time: one value that all routers follow, so that they agree."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -54,8 +55,14 @@ class LimitsStore:
     def _value_of(self, name: str) -> float:
         return float(getattr(self._in_force, name))
 
-    async def start(self) -> None:
-        await self._value.start()
+    async def start(self, wait_s: float) -> None:
+        """Follow from now on. Whoever cannot (no room on the bus for the bucket, no right to it) goes on with what the settings say
+        after ``wait_s``, and takes over the changes when they come."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._value.start()
+        except TimeoutError:
+            self._log.warning("limits_not_followed", hint="changes made at run time are not known here yet")
 
     async def stop(self) -> None:
         await self._value.stop()

@@ -8,7 +8,7 @@ import msgspec
 from kvbus_router.core.affinity import Mode, SessionAffinity, session_key
 from kvbus_router.core.cost import estimate
 from kvbus_router.core.eligibility import Sorted, Verdict, sort_workers, why_no_room
-from kvbus_router.core.estimate import NO_BIAS, Bias, Estimate
+from kvbus_router.core.estimate import Bias, Estimate
 from kvbus_router.core.explaining import Rejected
 from kvbus_router.core.limits import Limits, Weights
 from kvbus_router.core.policies import KvPolicy, LearningPolicy, Outcome, RoutingPolicy
@@ -105,26 +105,26 @@ class Chooser:
     def _estimates(
         self, request: RouteRequest, holders: Holders, workers: Iterable[Worker], bound: str
     ) -> list[Estimate]:
+        tokens, weights, usual = request.prompt_tokens, self._weights, self._bias_of_hints(request)
         return [
-            estimate(
-                worker, request.prompt_tokens, holders.cached(worker), self._weights, self._bias(request, worker, bound)
-            )
+            estimate(worker, tokens, holders.cached(worker), weights, self._bias(usual, request, worker, bound))
             for worker in workers
         ]
 
-    def _bias(self, request: RouteRequest, worker: Worker, bound: str) -> Bias:
-        affinity_s = self._bonus_s if worker.worker_id == bound and self.affinity.mode is Mode.SOFT else 0.0
+    def _bias(self, usual: Bias, request: RouteRequest, worker: Worker, bound: str) -> Bias:
+        """``usual``: that of workers that the request neither prefers nor avoids."""
+        last = worker.worker_id == bound and self.affinity.mode is Mode.SOFT
+        tainted = request.preferred_taints and worker.worker.taints
+        if not last and not tainted:
+            return usual
         factor = 1.0
-        if request.preferred_taints:
-            for taint in worker.worker.taints:
-                factor *= request.preferred_taints.get(taint, 1.0)
-        others, length = self._of_hints(request)
-        bias = Bias(factor, affinity_s, others, length)
-        return NO_BIAS if bias == NO_BIAS else bias
+        for taint in worker.worker.taints if tainted else ():
+            factor *= request.preferred_taints.get(taint, 1.0)
+        return Bias(factor, self._bonus_s if last else 0.0, usual.others, usual.length)
 
-    def _of_hints(self, request: RouteRequest) -> tuple[float, float]:
+    def _bias_of_hints(self, request: RouteRequest) -> Bias:
         """See `cost`: others, length."""
         hints, usual = request.hints, self._weights.expected_output_tokens
         expected = min(hints.osl or usual, request.max_tokens)
         length = min(max(expected / usual, 1 / MOST_LENGTH), MOST_LENGTH)
-        return 1 / (1 + max(hints.latency_sensitivity or 0.0, 0.0)), length
+        return Bias(others=1 / (1 + max(hints.latency_sensitivity or 0.0, 0.0)), length=length)

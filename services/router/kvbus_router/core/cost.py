@@ -53,7 +53,7 @@ def estimate(worker: Worker, prompt_tokens: int, cached: Cached, weights: Weight
     in_g1 = min(cached.g1 * block_size, most)
     on_worker = min(max(cached.g1, cached.inflight) * block_size, most)
     onboard = _onboarding(cached.sources, on_worker, most, block_size, rate)
-    uncached = prompt_tokens - on_worker - sum(part.tokens for part in onboard)
+    uncached = prompt_tokens - on_worker - (sum([part.tokens for part in onboard]) if onboard else 0)
     prefill_s = uncached / rate
     slots = max(1, worker.worker.max_num_seqs)
     wait_s = totals.waiting_tokens / rate
@@ -86,6 +86,8 @@ def _onboarding(
 ) -> tuple[Onboarding, ...]:
     """Each source holds a prefix, so the fastest is used as far as it goes, then the next fastest from there on. One that is slower
     than computing is not used, and nothing behind it either: there are only slower ones."""
+    if not sources:
+        return ()
     parts = []
     at = start
     for source in sorted(sources, key=lambda source: -source.tokens_per_s) if len(sources) > 1 else sources:

@@ -50,11 +50,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def onboard_tokens(self) -> int:
-        return sum(part.tokens for part in self.onboard)
+        return sum([part.tokens for part in self.onboard]) if self.onboard else 0
 
     @property
     def onboard_s(self) -> float:
-        return sum(part.seconds for part in self.onboard)
+        return sum([part.seconds for part in self.onboard]) if self.onboard else 0.0
 
     @property
     def ttft_s(self) -> float:

@@ -51,16 +51,18 @@ class Holders:
         self._deepest = sorted(self._g1.items(), key=lambda item: -item[1])[:2]
 
     def cached(self, worker: Worker) -> Cached:
+        worker_id = worker.worker_id
+        sources = self._sources(worker)
+        return Cached(self._g1.get(worker_id, 0), self._inflight.get(worker_id, 0), sources)
+
+    def _sources(self, worker: Worker) -> list[Source]:
         host = worker.record.host_id
-        depths = dict(self._hosts.get(host, {}))
+        depths = dict(self._hosts.get(host, ()))
         if self._shared and host in self._kvbm_of:
             depths[G4] = self._shared
         if worker.worker.reads_remote:
             depths[REMOTE] = max((depth for other, depth in self._deepest if other != worker.worker_id), default=0)
-        sources = [Source(tier, depth, self._tokens_per_s(worker, tier)) for tier, depth in depths.items() if depth]
-        return Cached(
-            g1=self._g1.get(worker.worker_id, 0), inflight=self._inflight.get(worker.worker_id, 0), sources=sources
-        )
+        return [Source(tier, depth, self._tokens_per_s(worker, tier)) for tier, depth in depths.items() if depth]
 
     def _tokens_per_s(self, worker: Worker, tier: str) -> float:
         measured = worker.onboard_tokens_per_s(tier)
