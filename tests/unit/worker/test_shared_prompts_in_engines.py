@@ -1,6 +1,6 @@
 """Requests that begin with the same new prefix compute it once, in both engines; the computed tokens are counted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -50,11 +50,28 @@ class _Mock:
     def prefilled(self) -> int:
         tokens = 0
         while self.scheduler.has_work:
-            step = self.scheduler.begin(0.0)
-            tokens += step.work.prefill_tokens
-            self.scheduler.finish(step, 0.0)
-            self.scheduler.check_integrity()
+            tokens += self.step()
         return tokens
+
+    def step(self) -> int:
+        """Prompt tokens that were computed."""
+        step = self.scheduler.begin(0.0)
+        self.scheduler.finish(step, 0.0)
+        self.scheduler.check_integrity()
+        return step.work.prefill_tokens
+
+    def steps_until(self, happened: Callable[[], bool]) -> int:
+        steps = 0
+        while not happened():
+            self.step()
+            steps += 1
+        return steps
+
+    def computed(self, name: str) -> int:
+        return self.scheduler._sequences[name].computed
+
+    def has_output(self, name: str) -> bool:
+        return self.scheduler._sequences[name].emitted > 0
 
 
 class _Torch:
@@ -74,16 +91,40 @@ class _Torch:
     def prefilled(self) -> int:
         tokens = 0
         while self.scheduler.has_work:
-            for chunk in self.scheduler.plan(0.0):
-                decodes = chunk.sequence.output > 0
-                tokens += 0 if decodes else chunk.count
-                self.scheduler.computed(chunk)
-                if chunk.samples:
-                    chunk.sequence.append(1, 0.0)
-                    if chunk.sequence.is_full():
-                        self.scheduler.remove(chunk.sequence)
-            self.scheduler.check_integrity()
+            tokens += self.step()
         return tokens
+
+    def step(self) -> int:
+        """Prompt tokens that were computed."""
+        tokens = 0
+        for chunk in self.scheduler.plan(0.0):
+            decodes = chunk.sequence.output > 0
+            tokens += 0 if decodes else chunk.count
+            self.scheduler.computed(chunk)
+            if chunk.samples:
+                chunk.sequence.append(1, 0.0)
+                if chunk.sequence.is_full():
+                    self.scheduler.remove(chunk.sequence)
+        self.scheduler.check_integrity()
+        return tokens
+
+    def steps_until(self, happened: Callable[[], bool]) -> int:
+        steps = 0
+        while not happened():
+            self.step()
+            steps += 1
+        return steps
+
+    def computed(self, name: str) -> int:
+        return self._sequence(name).computed
+
+    def has_output(self, name: str) -> bool:
+        return self._sequence(name).output > 0
+
+    def _sequence(self, name: str) -> TokenSequence:
+        found = self.scheduler.get(name)
+        assert found is not None
+        return found
 
 
 Bench = _Mock | _Torch
@@ -134,3 +175,21 @@ def test_who_computes_the_prefix_may_be_cancelled_and_another_takes_over() -> No
     done = first.work.prefill_tokens + second.work.prefill_tokens
     in_vain = second.work.prefill_tokens
     assert done + bench.prefilled() == PREFIX + 2 * OWN + in_vain
+
+
+def test_a_more_urgent_prompt_is_not_held_up_by_a_long_one_that_has_begun(kind: type[Bench]) -> None:
+    bench = kind(8)
+    bench.add(_request("long", range(100), priority=-1))
+    assert bench.steps_until(lambda: bench.computed("long") > 0) == 1
+    bench.add(_request("urgent", range(1000, 1024)))
+    assert bench.steps_until(lambda: bench.has_output("urgent")) == 3
+    assert bench.computed("long") == 8
+    bench.prefilled()
+
+
+def test_an_urgent_request_waits_for_a_less_urgent_one_that_computes_its_prefix(kind: type[Bench]) -> None:
+    bench = kind(8)
+    bench.add(_request("first", range(PREFIX), priority=-1))
+    begun = bench.steps_until(lambda: bench.computed("first") > 0) * 8
+    bench.add(_request("urgent", [*range(PREFIX), *range(1000, 1000 + OWN)]))
+    assert begun + bench.prefilled() == PREFIX + OWN

@@ -1,7 +1,7 @@
 """Continuous batching without a model: a pure core under a clock that is passed in.
 
-Each step feeds at most ``max_batched_tokens`` tokens: first one token of every decoding sequence, then prompt chunks of the running
-ones, then new admissions, each group by rank (urgency and waiting, see `engines.ranking`). A sequence that finds no room makes the
+Each step feeds at most ``max_batched_tokens`` tokens: first one token of every decoding sequence, then prompt chunks of those that
+run or are admitted now, by rank (urgency and waiting, see `engines.ranking`). A sequence that finds no room makes the
 last of that order give its blocks up: it waits again and recomputes what is no longer cached. A request is admitted only when there
 is room for its whole prompt, so admissions never cause preemptions.
 
@@ -135,23 +135,16 @@ class MockScheduler:
             if budget and self._reserve(sequence, 1, planned):
                 work.add_decode(sequence.computed)
                 budget -= 1
+        # What was just preempted would take the room back at once, so nobody is admitted in such a step.
         for sequence in [s for s in self._running if not s.decoding]:
+            if self.preemptions == preemptions:
+                budget = self._admit_some(now, planned, work, budget, before=sequence)
             new = min(sequence.feedable(now), budget)
             if new and self._reserve(sequence, new, planned):
                 work.add_prefill(new, sequence.computed)
                 budget -= new
-        # What was just preempted would take the room back at once, so nobody is admitted in such a step.
-        for sequence in list(self._waiting) if self.preemptions == preemptions else ():
-            if not budget or len(self._running) >= self.limits.max_num_seqs:
-                break
-            if sequence.cancelled or self._follows(sequence, planned):
-                continue
-            if not self._admit(sequence, now):
-                break
-            new = min(sequence.feedable(now), budget)
-            self._reserve(sequence, new, planned)
-            work.add_prefill(new, sequence.computed)
-            budget -= new
+        if self.preemptions == preemptions:
+            budget = self._admit_some(now, planned, work, budget, before=None)
         repeats = 1
         only_decoding = 0 < len(planned) == work.decode_seqs == len(self._running)
         if max_repeats > 1 and only_decoding and self.preemptions == preemptions:
@@ -229,18 +222,48 @@ class MockScheduler:
     def _wait(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_rank)
 
-    def _follows(self, sequence: Sequence, planned: Mapping[str, tuple[Sequence, int]]) -> bool:
+    def _admit_some(
+        self,
+        now: float,
+        planned: dict[str, tuple[Sequence, int]],
+        work: StepWork,
+        budget: int,
+        *,
+        before: Sequence | None,
+    ) -> int:
+        """Begin with those that wait, in order, and return what is left of the budget. ``before``: only with those that come before
+        this one, whose turn it is next; others of its prompt wait for it all the same."""
+        for sequence in list(self._waiting):
+            if not budget or len(self._running) >= self.limits.max_num_seqs:
+                break
+            if before is not None and before.rank < sequence.rank:
+                break
+            if sequence.cancelled or self._follows(sequence, planned, before):
+                continue
+            if not self._admit(sequence, now):
+                break
+            new = min(sequence.feedable(now), budget)
+            self._reserve(sequence, new, planned)
+            work.add_prefill(new, sequence.computed)
+            budget -= new
+        return budget
+
+    def _follows(
+        self, sequence: Sequence, planned: Mapping[str, tuple[Sequence, int]], next_up: Sequence | None
+    ) -> bool:
         """Whether another sequence computes, in this very step, the block that this one needs next."""
-        if self._is_being_computed(sequence.waits_for, planned):
+        if self._is_being_computed(sequence.waits_for, planned, next_up):
             return True
         keys = sequence.reusable_keys
         matched = self.cache.leading(keys)
         sequence.waits_for = keys[matched] if matched < len(keys) else None
-        return self._is_being_computed(sequence.waits_for, planned)
+        return self._is_being_computed(sequence.waits_for, planned, next_up)
 
-    def _is_being_computed(self, key: bytes | None, planned: Mapping[str, tuple[Sequence, int]]) -> bool:
+    def _is_being_computed(
+        self, key: bytes | None, planned: Mapping[str, tuple[Sequence, int]], next_up: Sequence | None
+    ) -> bool:
         owner = None if key is None else self._prompts.owner(key)
-        return owner is not None and owner.request.request_id in planned
+        return owner is not None and (owner is next_up or owner.request.request_id in planned)
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         size = self.limits.block_size

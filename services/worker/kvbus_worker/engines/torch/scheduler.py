@@ -1,7 +1,7 @@
 """Which tokens of which sequences one step computes. Pure: the clock is passed in.
 
-A step serves, within its token budget: decoding sequences (one token each), then prefills that have begun, then waiting requests,
-each group by rank (urgency and waiting, see `engines.ranking`). Room comes from free and cached blocks; when that is not enough
+A step serves, within its token budget: decoding sequences (one token each), then prefills that have begun and waiting requests, by
+rank (urgency and waiting, see `engines.ranking`). Room comes from free and cached blocks; when that is not enough
 
 - a decoding sequence preempts the lowest ranked running one, itself at worst;
 - a prefill or a waiting request preempts only what it outranks, and otherwise takes the room there is or waits.
@@ -108,8 +108,8 @@ class Scheduler:
         step = _Step(self._limits.max_batched_tokens)
         self._running.sort(key=_rank)
         self._plan_decodes(step)
-        self._plan_prefills(step)
-        self._plan_admissions(step, now_s)
+        self._plan_prefills(step, now_s)
+        self._plan_admissions(step, now_s, None)
         return [
             Chunk(sequence, sequence.computed, count, count == sequence.remaining)
             for sequence, count in step.counts.items()
@@ -142,8 +142,10 @@ class Scheduler:
             else:
                 self._schedule(sequence, 1, step)
 
-    def _plan_prefills(self, step: "_Step") -> None:
+    def _plan_prefills(self, step: "_Step", now_s: float) -> None:
         for sequence in list(self._running):
+            if sequence.state is State.RUNNING and sequence.remaining > 1:
+                self._plan_admissions(step, now_s, sequence)
             if step.budget == 0:
                 return
             if sequence.state is not State.RUNNING or sequence.remaining == 1:
@@ -156,15 +158,16 @@ class Scheduler:
             if count > 0:
                 self._schedule(sequence, count, step)
 
-    def _plan_admissions(self, step: "_Step", now_s: float) -> None:
+    def _plan_admissions(self, step: "_Step", now_s: float, before: TokenSequence | None) -> None:
+        """``before``: only those that come before this one, whose turn it is next; others of its prompt wait for it all the same."""
         for sequence in list(self._waiting):
-            if step.budget == 0:
+            if step.budget == 0 or (before is not None and before.rank < sequence.rank):
                 return
-            if sequence.state is not State.WAITING or self._is_being_computed(sequence.waits_for, step):
+            if sequence.state is not State.WAITING or self._is_being_computed(sequence.waits_for, step, before):
                 continue
             matched = self._pool.lookup(sequence.keys[: sequence.reusable_blocks])
             sequence.waits_for = self._next_key(sequence, len(matched))
-            if self._is_being_computed(sequence.waits_for, step):
+            if self._is_being_computed(sequence.waits_for, step, before):
                 continue
             if not self._make_room_for(sequence, matched, step):
                 return
@@ -199,8 +202,9 @@ class Scheduler:
         available = self._pool.available + self._pool.count_freed((s.table for s in without), matched)
         return len(running) < self._limits.max_num_seqs and wanted + growth <= available
 
-    def _is_being_computed(self, key: bytes | None, step: "_Step") -> bool:
-        return key is not None and self._prompts.owner(key) in step.counts
+    def _is_being_computed(self, key: bytes | None, step: "_Step", next_up: TokenSequence | None) -> bool:
+        owner = None if key is None else self._prompts.owner(key)
+        return owner is not None and (owner is next_up or owner in step.counts)
 
     @staticmethod
     def _next_key(sequence: TokenSequence, matched: int) -> bytes | None:
