@@ -31,7 +31,8 @@ MAX_PENDING_CONTROL = 64
 class RouterApp:
     """See the README."""
 
-    def __init__(self, service: Service, settings: RouterSettings) -> None:
+    def __init__(self, service: Service, settings: RouterSettings, classes: PolicyClasses, content: bytes) -> None:
+        """``content``: of the file of policy classes."""
         self._service = service
         self._settings = settings
         self._clock = asyncio.get_running_loop().time
@@ -39,7 +40,6 @@ class RouterApp:
         self._inputs: list[Subscription] = []
         self._requests: Subscription | None = None
         self._control: list[Subscription] = []
-        classes, content = load_classes(settings.policy_classes)
         self.dispatcher = Dispatcher(
             service.instance_id,
             settings.limits,
@@ -162,6 +162,7 @@ class RouterApp:
 
 
 async def start(service: Service, settings: RouterSettings) -> RouterApp:
-    app = RouterApp(service, settings)
+    classes, content = await asyncio.to_thread(load_classes, settings.policy_classes)
+    app = RouterApp(service, settings, classes, content)
     await app.open()
     return app

@@ -110,12 +110,20 @@ class RouterMachine(RuleBasedStateMachine):
         request_id=requests,
         tokens=st.integers(1, 500),
         strict=st.integers(0, 2),
+        tenant=st.sampled_from(["", "a", "b"]),
         pinned=st.none() | workers,
         excluded=st.sets(workers, max_size=3),
         patience=st.floats(0.0, 10.0),
     )
     def route(
-        self, request_id: str, tokens: int, strict: int, pinned: str | None, excluded: set[str], patience: float
+        self,
+        request_id: str,
+        tokens: int,
+        strict: int,
+        tenant: str,
+        pinned: str | None,
+        excluded: set[str],
+        patience: float,
     ) -> None:
         request = RouteRequest(
             request_id=request_id,
@@ -125,6 +133,7 @@ class RouterMachine(RuleBasedStateMachine):
             max_tokens=5,
             deadline_ms=0,
             hints=AgentHints(strict_priority=strict),
+            tenant=tenant,
             pinned=pinned,
             excluded=tuple(sorted(excluded)),
         )

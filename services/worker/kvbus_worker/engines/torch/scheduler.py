@@ -159,7 +159,7 @@ class Scheduler:
                 self._schedule(sequence, count, step)
 
     def _plan_admissions(self, step: "_Step", now_s: float, before: TokenSequence | None) -> None:
-        """``before``: only those that come before this one, whose turn it is next; others of its prompt wait for it all the same."""
+        """``before``: only those that come before this one, whose turn is next; others of its prompt wait for it all the same."""
         for sequence in list(self._waiting):
             if step.budget == 0 or (before is not None and before.rank < sequence.rank):
                 return
