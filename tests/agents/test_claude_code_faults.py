@@ -26,7 +26,7 @@ def test_a_refusal_in_the_middle_is_tried_again(client: ClaudeCode, code: str, s
     outcome = stage.ask("LOOK-AROUND")
     assert client.answer(outcome) == "One file.", stage.summary()
     assert client.complaints(outcome) == []
-    status = {"overloaded": 503, "internal": 500}[code]
+    status = {"overloaded": 529, "internal": 500}[code]
     assert [exchange.status for exchange in stage.generations] == [200, status, 200]
     first, refused, again = stage.generations
     if code == "overloaded":

@@ -155,6 +155,11 @@ def anthropic_body(error: ApiError, request_id: str | None = None) -> AnthropicE
     return AnthropicErrorBody(AnthropicErrorDetail(kind, _anthropic_message(error)), request_id or UNSET)
 
 
+def anthropic_status(error: ApiError) -> int:
+    """That API has a status of its own for a server that has too much to do."""
+    return 529 if error.status == 503 and error.code == "overloaded" else error.status
+
+
 def _anthropic_message(error: ApiError) -> str:
     """This API has no ``param``, so the words name the field. Claude Code reads both numbers of an overflow and compacts."""
     if isinstance(error, ContextOverflow):

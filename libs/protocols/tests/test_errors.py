@@ -7,6 +7,7 @@ from kvbus_protocols import (
     ApiError,
     InvalidRequest,
     anthropic_body,
+    anthropic_status,
     context_length_exceeded,
     model_not_found,
     openai_body,
@@ -91,3 +92,15 @@ def test_a_message_without_the_field_at_fault_gets_it_where_the_api_has_no_param
     assert anthropic_body(error).error.message == "tools[0].name: The value is out of range."
     assert openai_body(error).error.param == "tools[0].name"
     assert anthropic_body(model_not_found("x")).error.message == "The model `x` does not exist."
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [(503, "overloaded", 529), (503, "no_workers", 503), (503, "draining", 503), (429, "rate_limit_exceeded", 429)],
+)
+def test_a_server_with_too_much_to_do_has_a_status_of_its_own_in_the_messages_api(
+    status: int, code: str, told: int
+) -> None:
+    error = ApiError(status, "what happened", code=code, retry_after_s=2.1)
+    assert anthropic_status(error) == told
+    assert error.headers["Retry-After"] == "3"

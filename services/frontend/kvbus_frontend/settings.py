@@ -4,6 +4,7 @@ from typing import Annotated
 
 from kvbus_frontend.core.aliases import Aliases
 from kvbus_frontend.core.stability import Stability
+from kvbus_frontend.core.tenants import TenantSource
 from kvbus_runtime.settings import CommonSettings, Flag
 
 
@@ -13,6 +14,15 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     http_host: Annotated[str, Flag("address of the HTTP API")] = "127.0.0.1"
     http_port: Annotated[int, Flag("port of the HTTP API (0: any free one)")] = 8000
     api_key: Annotated[str, Flag("keys that clients must send as Bearer token, separated by commas", secret=True)] = ""
+
+    tenant_source: Annotated[
+        str,
+        Flag(
+            "whom a request counts for, where turns and limits are shared: its salt (x-tenant-id), its API key, or auto: the salt, "
+            "else the key",
+            choices=tuple(TenantSource),
+        ),
+    ] = TenantSource.AUTO
 
     enable_openai_api: Annotated[bool, Flag("serve /v1/chat/completions, /v1/completions and /v1/responses")] = True
     enable_anthropic_api: Annotated[bool, Flag("serve /v1/messages")] = True

@@ -138,7 +138,9 @@ async def test_sampling_hints_session_and_script_reach_the_worker(cluster: Any) 
         repetition_penalty=1.2, logit_bias={65: -100.0}, logprobs=2,
     )  # fmt: skip
     assert message.stopping == Stopping(max_tokens=9, min_tokens=2, stop_token_ids=(7, 258))
-    assert message.hints == AgentHints(priority=3, strict_priority=1, osl=50, speculative_prefill=True)
+    assert message.hints == AgentHints(
+        priority=3, strict_priority=1, osl=50, speculative_prefill=True, input_trigger="user"
+    )
     assert message.session == SessionRef(id="s", parent="p")
     assert message.mock == MockOutput(output="x", finish="length", chunks=("x",))
     assert cluster.router.requests[0].hints == message.hints

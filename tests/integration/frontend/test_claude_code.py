@@ -121,7 +121,7 @@ async def test_counts_need_no_place_and_many_come_at_once(cluster: Any) -> None:
     assert {status for status, _ in found} == {200}
     assert len({counted["input_tokens"] for _, counted in found}) == 1
     async with cluster.session.post(MESSAGES, json=claude_code()) as refused:
-        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert (refused.status, refused.headers["Retry-After"]) == (529, "1")
         assert (await refused.json())["error"]["type"] == "overloaded_error"
     go_on.set()
     assert (await running)[0] == 200
@@ -138,7 +138,7 @@ async def test_a_full_cluster_says_when_to_come_back(cluster: Any, stream: bool)
     cluster.worker.play = refuse
     async with cluster.session.post(MESSAGES, json={**claude_code(), "stream": stream}) as response:
         found = msgspec.json.decode(await response.read())
-    assert (response.status, response.headers["Retry-After"]) == (503, "3")
+    assert (response.status, response.headers["Retry-After"]) == (529, "3")
     assert found["error"] == {"type": "overloaded_error", "message": "Overloaded: the queue is full"}
 
 

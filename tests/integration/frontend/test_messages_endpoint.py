@@ -308,7 +308,7 @@ async def test_headers_and_extensions_reach_the_router_and_the_worker(cluster: A
     status, _ = await cluster.post("/v1/messages", body(**fields), headers=headers)
     assert status == 200
     message, routed = cluster.worker.requests[0], cluster.router.requests[0]
-    assert message.hints == routed.hints == AgentHints(priority=4, osl=9)
+    assert message.hints == routed.hints == AgentHints(priority=4, osl=9, input_trigger="user")
     assert message.session == routed.session == SessionRef(id="a1", parent="root")
     assert (message.cache_salt, routed.tenant, routed.pinned) == ("acme", "acme", "w1")
     assert message.mock.output == "x"

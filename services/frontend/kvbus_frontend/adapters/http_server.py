@@ -10,7 +10,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kvbus_frontend.core.failures import internal_error
-from kvbus_protocols.errors import ApiError, anthropic_body, openai_body
+from kvbus_frontend.core.tenants import given_key
+from kvbus_protocols.errors import ApiError, anthropic_body, anthropic_status, openai_body
 from kvbus_runtime.metrics import Metrics
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -20,10 +21,11 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 def error_response(request: web.Request, error: ApiError) -> web.Response:
     """In the shape of the API that was asked."""
-    body = anthropic_body(error) if speaks_anthropic(request) else openai_body(error)
+    anthropic = speaks_anthropic(request)
+    body = anthropic_body(error) if anthropic else openai_body(error)
     return web.Response(
         body=msgspec.json.encode(body),
-        status=error.status,
+        status=anthropic_status(error) if anthropic else error.status,
         headers={"Content-Type": "application/json", **error.headers},
     )
 
@@ -132,13 +134,11 @@ class HttpServer:
     def _check_key(self, request: web.Request) -> None:
         if not self._keys or request.path in self._public:
             return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        key = given.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
+        key = given_key(request.headers)
         if not key:
             raise ApiError(
                 401, "You did not provide an API key. Send it as 'Authorization: Bearer KEY'.", code="missing_api_key"
             )
-        data = key.encode(errors="surrogateescape")
-        matches = [hmac.compare_digest(data, known) for known in self._keys]  # all of them: no early way out
+        matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them: no early way out
         if not any(matches):
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")

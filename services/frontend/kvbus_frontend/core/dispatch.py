@@ -11,8 +11,9 @@ from kvbus_wire.worker import Generate
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice to generate. ``allowed``: workers that serve exactly this model card (empty: all of the model's do);
-    ``explain``: the router shall say why it goes where it goes."""
+    """One choice to generate. ``tenant``: who it counts for; ``allowed``: workers that serve exactly this model card (empty: all of
+    the model's do); ``explain``: the router shall say why it goes where it goes; ``speculative``: it is only to have the prompt
+    computed."""
 
     request_id: str
     model: str
@@ -21,6 +22,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stopping: Stopping
     deadline_ms: int
     cache_salt: str = ""
+    tenant: str = ""
     hints: AgentHints = AgentHints()
     session: SessionRef | None = None
     retention: tuple[Retention, ...] = ()
@@ -31,6 +33,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     required_taints: tuple[str, ...] = ()
     preferred_taints: dict[str, float] = {}
     explain: bool = False
+    speculative: bool = False
 
 
 def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteRequest:
@@ -44,13 +47,14 @@ def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteR
         deadline_ms=job.deadline_ms,
         hints=job.hints,
         session=job.session,
-        tenant=job.cache_salt,
+        tenant=job.tenant,
         pinned=job.pinned if job.pinned not in excluded else None,
         allowed=job.allowed,
         excluded=excluded,
         required_taints=job.required_taints,
         preferred_taints=job.preferred_taints,
         explain=job.explain,
+        speculative=job.speculative,
     )
 
 
@@ -75,6 +79,7 @@ def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int
         retention=job.retention,
         mock=job.mock,
         guidance=job.guidance,
+        speculative=job.speculative,
     )
 
 

@@ -22,6 +22,8 @@ class JobTemplate:
         end_token_ids: tuple[int, ...],
         allowed: tuple[str, ...],
         deadline_ms: int,
+        tenant: str = "",
+        input_trigger: str = "",
         guidance: Guidance | None = None,
         retention: tuple[Retention, ...] = (),
     ) -> None:
@@ -31,6 +33,8 @@ class JobTemplate:
         self._end_token_ids = end_token_ids
         self._allowed = allowed
         self._deadline_ms = deadline_ms
+        self._tenant = tenant
+        self._hints = msgspec.structs.replace(hints_of(request), input_trigger=input_trigger)
         self._guidance = guidance
         self._retention = retention
 
@@ -49,7 +53,8 @@ class JobTemplate:
             stopping=stopping_of(request, max_tokens=max_tokens, end_token_ids=self._end_token_ids),
             deadline_ms=self._deadline_ms,
             cache_salt=salt_of(request),
-            hints=hints_of(request),
+            tenant=self._tenant,
+            hints=self._hints,
             session=session_of(request),
             retention=self._retention,
             mock=mock_of(request),

@@ -20,10 +20,12 @@ from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.failures import told
 from kvbus_frontend.core.jobs import JobTemplate
 from kvbus_frontend.core.outputs import Output, OutputBuffer
+from kvbus_frontend.core.sampling import salt_of
+from kvbus_frontend.core.tenants import given_key, key_name, tenant_of
 from kvbus_frontend.core.written_calls import WrittenCall, WrittenCalls
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_parsers import CallEnded
-from kvbus_protocols.errors import ApiError, InvalidRequest, model_not_found
+from kvbus_protocols.errors import ApiError, InvalidRequest, anthropic_status, model_not_found
 from kvbus_protocols.generation import GenerationRequest, Usage
 from kvbus_runtime.metrics import Metrics
 from kvbus_tokenizers import CacheStats, PromptCache, TextNotEncodable
@@ -38,11 +40,12 @@ CLIENT_CLOSED = 499
 
 
 class Ticket(msgspec.Struct):
-    """One request on its way, for its log line and metrics."""
+    """One request on its way, for its log line and metrics. ``client``: the name of its API key."""
 
     api: str
     request_id: str
     started: float
+    client: str = ""
     model: str = ""
     stream: bool = False
     first_token_s: float | None = None
@@ -105,9 +108,10 @@ class Api:
     # one request
 
     @asynccontextmanager
-    async def admitted(self, api: str, request_id: str) -> AsyncIterator[Ticket]:
+    async def admitted(self, api: str, request_id: str, http_request: web.Request) -> AsyncIterator[Ticket]:
         """Counts, times and logs a generation request. Raise ApiError when there is no room for it."""
-        ticket = Ticket(api, request_id, time.perf_counter())
+        client = key_name(given_key(http_request.headers)) if self.settings.api_keys else ""
+        ticket = Ticket(api, request_id, time.perf_counter(), client)
         status = CLIENT_CLOSED
         try:
             self._enter()
@@ -119,7 +123,7 @@ class Api:
                 self._left.set()
                 self.meters.in_flight.set(self.admission.in_flight)
         except ApiError as error:
-            status = error.status
+            status = anthropic_status(error) if api == "messages" else error.status
             raise
         except Exception as error:
             status = CLIENT_CLOSED if isinstance(error, ConnectionError) else 500
@@ -181,9 +185,12 @@ class Api:
         request: GenerationRequest,
         model: ServedModel,
         *,
+        client: str,
+        input_trigger: str = "",
         guidance: Guidance | None = None,
         retention: tuple[Retention, ...] = (),
     ) -> JobTemplate:
+        """``client``: the name of the API key; ``input_trigger``: what the request answers."""
         return JobTemplate(
             request,
             model.text.generation,
@@ -191,6 +198,8 @@ class Api:
             end_token_ids=model.text.end_token_ids,
             allowed=model.offer.allowed,
             deadline_ms=int((time.time() + self.settings.request_timeout_s) * 1000),
+            tenant=tenant_of(salt_of(request), client, self.settings.tenant_source),
+            input_trigger=input_trigger,
             guidance=guidance,
             retention=retention,
         )

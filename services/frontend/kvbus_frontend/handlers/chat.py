@@ -28,7 +28,7 @@ class ChatHandler:
         self._decoder = RequestDecoder(ChatRequest)
 
     async def post(self, http_request: web.Request) -> web.StreamResponse:
-        async with self._api.admitted("chat", new_id("chatcmpl")) as ticket:
+        async with self._api.admitted("chat", new_id("chatcmpl"), http_request) as ticket:
             body = await self._api.read(http_request)
             request = self._request(body, http_request.headers)
             ticket.model = request.model[:MAX_NAME_IN_LOG]

@@ -18,6 +18,7 @@ from kvbus_frontend.core.retention import covered_segments, retention_of
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.core.schemas import SchemaLimits
 from kvbus_frontend.core.stability import Stability
+from kvbus_frontend.core.triggers import input_trigger
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_protocols.conversation import Conversation
 from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment
@@ -97,7 +98,12 @@ class ChatFlow:
     ) -> list[Choice]:
         request = conversation.generation
         template = self._api.job_template(
-            request, model, guidance=rendered.guided.guidance, retention=rendered.retention
+            request,
+            model,
+            client=ticket.client,
+            input_trigger=input_trigger(conversation.turns),
+            guidance=rendered.guided.guidance,
+            retention=rendered.retention,
         )
         n = request.n or 1
         return [

@@ -37,7 +37,7 @@ class CompletionsHandler:
         self._decoder = RequestDecoder(CompletionRequest)
 
     async def post(self, http_request: web.Request) -> web.StreamResponse:
-        async with self._api.admitted("completions", new_id("cmpl")) as ticket:
+        async with self._api.admitted("completions", new_id("cmpl"), http_request) as ticket:
             body = await self._api.read(http_request)
             request = with_headers(self._decoder.decode(body), read_headers(http_request.headers))
             ticket.model = request.model[:MAX_NAME_IN_LOG]
@@ -67,7 +67,7 @@ class CompletionsHandler:
         self, request: CompletionRequest, model: ServedModel, prepared: Sequence[_Prepared], ticket: Ticket
     ) -> tuple[list[Choice], dict[int, str]]:
         """All choices of the first prompt, then those of the second, and so on, as OpenAI numbers them."""
-        template = self._api.job_template(request, model)
+        template = self._api.job_template(request, model, client=ticket.client)
         n, choices, echoes = request.n or 1, list[Choice](), dict[int, str]()
         for item in prepared:
             leader = len(choices)

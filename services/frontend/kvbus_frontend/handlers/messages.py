@@ -25,7 +25,7 @@ class MessagesHandler:
 
     async def post(self, http_request: web.Request) -> web.StreamResponse:
         message_id = f"msg_{secrets.token_hex(12)}"
-        async with self._api.admitted("messages", message_id) as ticket:
+        async with self._api.admitted("messages", message_id, http_request) as ticket:
             body = await self._api.read(http_request)
             request = self._messages.decode(body)
             ticket.model = request.model[:MAX_NAME_IN_LOG]

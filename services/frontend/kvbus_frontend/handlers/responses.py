@@ -28,7 +28,9 @@ class ResponsesHandler:
 
     async def post(self, http_request: web.Request) -> web.StreamResponse:
         async with AsyncExitStack() as admission:
-            ticket = await admission.enter_async_context(self._api.admitted("responses", new_response_id()))
+            ticket = await admission.enter_async_context(
+                self._api.admitted("responses", new_response_id(), http_request)
+            )
             body = await self._api.read(http_request)
             headers = read_headers(http_request.headers)
             request = with_headers(self._decoder.decode(body), headers)

@@ -28,7 +28,7 @@ class CompactionHandler:
 
     async def post(self, http_request: web.Request) -> web.Response:
         response_id = new_response_id()
-        async with self._api.admitted("responses", response_id) as ticket:
+        async with self._api.admitted("responses", response_id, http_request) as ticket:
             body = await self._api.read(http_request)
             headers = read_headers(http_request.headers)
             request = with_headers(self._decoder.decode(body), headers)

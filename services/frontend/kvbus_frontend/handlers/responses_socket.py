@@ -68,6 +68,7 @@ class _Connection:
     def __init__(self, api: Api, flow: ResponsesFlow, http_request: web.Request, socket: web.WebSocketResponse) -> None:
         self._api = api
         self._flow = flow
+        self._http_request = http_request
         self._socket = socket
         self._headers: HeaderExtensions = read_headers(http_request.headers)
         self._sink = _SocketSink(http_request, socket, api.settings.write_timeout_s)
@@ -122,7 +123,7 @@ class _Connection:
         last = self._last
         if last is not None and last.id == request.previous_response_id:
             self._last = None  # unless this turn succeeds, it cannot be continued again
-        async with self._api.admitted("responses", new_response_id()) as ticket:
+        async with self._api.admitted("responses", new_response_id(), self._http_request) as ticket:
             ticket.model = request.model[:MAX_NAME_IN_LOG]
             creation = await self._flow.create(
                 ticket,
