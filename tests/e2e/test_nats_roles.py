@@ -49,6 +49,10 @@ def test_every_role_has_what_it_needs_and_nothing_is_refused(
         return {str(json.loads(line)["tier"]) for line in result.stdout.splitlines()}
 
     eventually_sync(lambda: tiers() == {"g1", "g2"}, what="events of workers and kvbm")
+    limits = run_kvbus("router", "limits", "--nats", server.url, *operator, "--cordon", "worker-9")
+    explained = run_kvbus("router", "explain", "--nats", server.url, *operator, "--request-id", first["id"], "--json")
+    assert (limits.returncode, explained.returncode) == (0, 0), limits.stderr + explained.stderr
+    assert json.loads(explained.stdout)["ttft_s"] > 0
     system.interrupt()
     assert system.wait() == 0, system.output
     refused = [line for line in server.log_file.read_text().splitlines() if "Violation" in line]
