@@ -11,7 +11,7 @@ import msgspec
 from kvbus_runtime import jetstream
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.errors import RequestFailed
-from kvbus_runtime.jetstream import NANOSECONDS, JetStreamRefused, StoredMessage
+from kvbus_runtime.jetstream import NANOSECONDS, JetStreamRefused, StoredMessage, StreamInfo
 from kvbus_runtime.ordered import Delivered, OrderedConsumer
 from kvbus_runtime.serving import HEADER_MESSAGE_ID
 from kvbus_wire.errors import ErrorCode
@@ -77,13 +77,16 @@ class EventLog:
         handler: OnEvent,
         *,
         from_seq: int | None = None,
+        stream_created: str = "",
         on_caught_up: Callable[[], None] | None = None,
+        on_replaced: Callable[[], None] | None = None,
     ) -> OrderedConsumer:
         """Call ``handler(subject, data, headers, stream_seq)`` for each message, in order, through outages.
 
-        ``from_seq``: None is everything, 0 only new messages, else the first sequence number wanted. ``on_caught_up`` is called
-        each time everything has been handled that was there at a start or restart. When the bus has lost the stream, the new one
-        is read from its beginning, and sequence numbers begin again. Stop it with ``await result.stop()``.
+        ``from_seq``: None is everything, 0 only new messages, else the first sequence number wanted, in the stream that was made at
+        ``stream_created`` if that is given. ``on_caught_up`` is called each time everything has been handled that was there at a
+        start or restart. When the bus has lost the stream, ``on_replaced`` is called, the new one is read from its beginning, and
+        sequence numbers begin again. Stop it with ``await result.stop()``.
         """
 
         def on_message(message: Delivered) -> None:
@@ -97,19 +100,24 @@ class EventLog:
             on_message,
             start=start,
             ensure=self.ensure,
+            created=stream_created,
+            on_replaced=on_replaced,
             on_caught_up=on_caught_up,
         )
         await consumer.start()
         return consumer
 
-    async def range(self, filter_subject: str, first: int, last: int) -> list[StoredMessage]:
-        """The stored messages of ``filter_subject`` with stream sequence ``first`` .. ``last`` (those the stream still holds)."""
+    async def range(
+        self, filter_subject: str, first: int, last: int | None = None, *, limit: int | None = None
+    ) -> list[StoredMessage]:
+        """The stored messages of ``filter_subject`` with stream sequence ``first`` .. ``last`` (None: the end), those that the
+        stream still holds, at most ``limit``."""
         found: list[StoredMessage] = []
         seq = first
         try:
-            while seq <= last:
+            while (last is None or seq <= last) and (limit is None or len(found) < limit):
                 message = await jetstream.next_message(self._bus, self._stream, filter_subject, seq)
-                if message is None or message.seq > last:
+                if message is None or (last is not None and message.seq > last):
                     break
                 found.append(message)
                 seq = message.seq + 1
@@ -117,9 +125,16 @@ class EventLog:
             raise jetstream.unavailable(refused) from refused
         return found
 
+    async def info(self) -> StreamInfo | None:
+        """None when the stream is not there. Raise RequestFailed."""
+        try:
+            return await jetstream.stream_info(self._bus, self._stream)
+        except JetStreamRefused as refused:
+            raise jetstream.unavailable(refused) from refused
+
     async def last_seq(self) -> int:
         """Sequence number of the newest message, 0 when the stream is empty or not there."""
-        info = await jetstream.stream_info(self._bus, self._stream)
+        info = await self.info()
         return info.state.last_seq if info else 0
 
 

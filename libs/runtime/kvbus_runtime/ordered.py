@@ -41,8 +41,10 @@ class OrderedConsumer:
     """Calls ``handler`` (synchronous) with each message of ``filter_subject`` in stream order, each at least once.
 
     ``start``: ``all``, ``new``, ``last_per_subject``, or a sequence number; applied at the first start, and, for
-    ``last_per_subject``, at every restart. ``on_restart`` is called when a snapshot begins, ``on_caught_up`` when everything that
-    was there at the (re)start has been handled. ``ensure`` makes the stream when it is not there.
+    ``last_per_subject``, at every restart. ``created``: of the stream that a sequence number belongs to, when the caller has it
+    from an earlier life. ``on_restart`` is called when a snapshot begins, ``on_replaced`` when the stream is another one and is
+    read from its beginning, ``on_caught_up`` when everything that was there at the (re)start has been handled. ``ensure`` makes
+    the stream when it is not there.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class OrderedConsumer:
         *,
         start: str | int,
         ensure: Callable[[], Awaitable[object]],
+        created: str = "",
         on_restart: Callable[[], None] | None = None,
+        on_replaced: Callable[[], None] | None = None,
         on_caught_up: Callable[[], None] | None = None,
     ) -> None:
         self._bus = bus
@@ -64,9 +68,10 @@ class OrderedConsumer:
         self._start = start
         self._ensure = ensure
         self._on_restart = on_restart
+        self._on_replaced = on_replaced
         self._on_caught_up = on_caught_up
-        self._position = 0
-        self._created = ""
+        self._position = start - 1 if created and isinstance(start, int) else 0
+        self._created = created
         self._delivery = 0
         self._generation = 0
         self._subscription: Subscription | None = None
@@ -76,6 +81,11 @@ class OrderedConsumer:
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._restarts = bus.metrics.counter("consumer_restarts", "ordered consumers made again", ("stream",))
+
+    @property
+    def created(self) -> str:
+        """When the stream that is read was made: tells it from another one of the same name."""
+        return self._created
 
     async def start(self) -> None:
         """Return when the consumer exists; retries until then."""
@@ -124,6 +134,8 @@ class OrderedConsumer:
             self._position = 0
             if self._start != "last_per_subject":
                 self._start = "all"
+            if self._on_replaced is not None:
+                self._on_replaced()
         self._created = info.created
         if self._start == "new":
             # From here on by number: what is published during an outage must not be skipped.

@@ -154,7 +154,9 @@ class FakeInstance:
         pass
 
 
-def worker_record(model: str, *, max_num_seqs: int = 4, total_blocks: int = 1000) -> WorkerRecord:
+def worker_record(
+    model: str, *, max_num_seqs: int = 4, total_blocks: int = 1000, kv_events: bool = True
+) -> WorkerRecord:
     card = ModelCard(
         name=model, fingerprint="f", block_size=BLOCK_SIZE, context_length=100_000, bundle="none", kv_layout="fake"
     )
@@ -166,6 +168,7 @@ def worker_record(model: str, *, max_num_seqs: int = 4, total_blocks: int = 1000
         max_batched_tokens=512,
         prefill_tokens_per_s=1000.0,
         decode_step_s=0.01,
+        kv_events=kv_events,
     )
 
 

@@ -4,8 +4,8 @@ from kvbus_wire.message import Message, Part
 
 
 class IndexQuery(Message, frozen=True):
-    """Who holds how much of this chain? ``keys``: packed block keys from the first block on. ``counts``: it is a request on its way,
-    and counts as a use of the prefix (see `IndexUse`); tools that only look say no."""
+    """Who holds how much of this chain? ``keys``: packed block keys from the first block on. ``counts``: it is a request on its
+    way, and counts as a use of the prefix (see `IndexUse`); tools that only look say no."""
 
     model: str
     keys: bytes
@@ -44,8 +44,8 @@ class SilentWorker(Part, frozen=True):
 
 
 class IndexDescription(Message, frozen=True):
-    """``position``: last message of the event stream that was handled, of those in the stream made at ``stream``. ``checkpoint_age_s``:
-    since this replica has saved its content or found that another one has; None: never. At most a few thousand workers are named.
+    """``position``: last message of the event stream that was handled, of those in the stream made at ``stream``.
+    ``checkpoint_age_s``: since this replica has saved its content, or found that another one has; None: never.
     """
 
     indexer_id: str
@@ -69,7 +69,8 @@ class DigestIndex(Message, frozen=True):
 
 
 class FeedDigest(Part, frozen=True):
-    """What one instance holds in one tier, as of its event ``kv_seq``: number of blocks, and sum of their short keys modulo 2**64."""
+    """What one instance holds in one tier, as of its event ``kv_seq``: number of blocks, and sum of their short keys modulo
+    2**64."""
 
     instance_id: str
     incarnation: int
@@ -110,9 +111,9 @@ class UsedPrefix(Part, frozen=True):
 
 
 class ModelUse(Part, frozen=True):
-    """Blocks: ``asked`` for in queries, ``found`` on the instance that had most of the chain, ``stored`` and ``removed`` by
-    events. ``found`` per ``stored`` is how often a block is read once it is written. ``blocks``: distinct ones now; ``entries``: with
-    each instance that holds them."""
+    """Blocks: ``asked`` for in queries, ``found`` on the instance that had most of the chain, ``stored`` and ``removed`` on all
+    instances. ``found`` per ``stored`` is how often a block is read once it is written. ``blocks``: distinct ones now;
+    ``entries``: once per instance and tier that holds them."""
 
     model: str
     asked: int

@@ -101,7 +101,8 @@ async def test_snapshots_that_fail_are_tried_again_until_they_succeed(server: Na
         await worker.store(2, parent=1, lost=True)
         await worker.store(3, parent=2)
         metrics = running.service.metrics
-        await eventually(lambda: metrics.value("repairs_total", {"reason": "gap", "outcome": "unavailable"}) >= 3)
+        failed = {"way": "snapshot", "reason": "gap", "outcome": "unavailable"}
+        await eventually(lambda: metrics.value("repairs_total", failed) >= 3)
         # What is known of it is too old to be trusted by now.
         await expect(worker, (1, 2, 3), {})
         worker.answers_snapshots = True

@@ -132,7 +132,7 @@ async def test_a_lost_event_is_made_up_for_by_a_snapshot(cluster: Cluster) -> No
     await worker.store(2, 3, parent=1, lost=True)
     await worker.store(4, parent=3)
     await expect(worker, (1, 2, 3, 4), {"w1/g1": 4})
-    assert running.service.metrics.value("repairs_total", {"reason": "gap", "outcome": "done"}) == 1
+    assert running.service.metrics.value("repairs_total", {"way": "snapshot", "reason": "gap", "outcome": "done"}) == 1
 
 
 async def test_a_lost_last_event_is_noticed_by_a_load_report(cluster: Cluster) -> None:

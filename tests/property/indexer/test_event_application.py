@@ -1,6 +1,6 @@
-"""Whatever the bus drops, doubles, delays or reorders, and whoever restarts: after the repairs the index equals the truth.
-
-And at no moment does it name an instance that is gone or an incarnation that has ended.
+"""Whatever the bus drops, doubles, delays, reorders or purges, and whoever restarts, the indexer included: after the repairs the
+index equals the truth, and that of a replica that has seen something else. And at no moment does it name an instance that is gone
+or an incarnation that has ended.
 """
 
 from collections.abc import Iterator
@@ -10,24 +10,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvbus_blocks.plain_index import PlainIndex
+from kvbus_indexer.core import checkpoint
 from kvbus_indexer.core.catalog import Catalog
-from kvbus_indexer.core.instance import Order
+from kvbus_indexer.core.checkpoint import Pause
+from kvbus_indexer.core.digest import combined, feed_digests
+from kvbus_indexer.core.instance import Order, Replay
 from kvbus_indexer.core.limits import Limits
+from kvbus_testkit.index_events import MODEL, a_worker, batch, chunk, load_report
+from kvbus_testkit.instances import block_key
+from kvbus_wire.checkpoint import read_checkpoint
 from kvbus_wire.kv_events import Cleared, KvEvent, KvEvents, Removed, Stored
-from kvbus_wire.load import LoadReport
 from kvbus_wire.packing import pack_keys, short_keys
-from kvbus_wire.records import InstanceRecord, KvbmRecord
 from kvbus_wire.worker import BlockSnapshotChunk, SnapshotChain
 
-MODEL, TIER = "m", "g1"
 # Block k (from 1) has the parent k // 2 (0: the root).
 BLOCKS = 63
 WORKERS = ("w0", "w1", "w2")
+REPLAY_LIMIT = 8
+LIMITS = Limits(max_buffered_keys=30, max_repairs=2, repair_backoff_s=0.1)
 workers = st.sampled_from(WORKERS)
 
 
 def key(number: int) -> bytes:
-    return number.to_bytes(16, "little") if number else b""
+    return block_key(number) if number else b""
 
 
 def chain_to(number: int) -> list[int]:
@@ -48,198 +53,273 @@ class Worker:
         self.seq = 0
 
     def emit(self, *events: KvEvent) -> KvEvents:
-        batch = KvEvents(
-            instance_id=self.name,
-            incarnation=self.incarnation,
-            model=MODEL,
-            tier=TIER,
-            first_seq=self.seq + 1,
-            events=events,
-        )
-        self.seq += len(events)
-        return batch
+        first, self.seq = self.seq + 1, self.seq + len(events)
+        return batch(*events, seq=first, worker=self.name, incarnation=self.incarnation)
 
-    def record(self) -> InstanceRecord:
-        return InstanceRecord(
-            service="worker",
-            instance_id=self.name,
-            incarnation=self.incarnation,
-            host_id="h",
-            version="1",
-            started_ms=0,
-            kvbm=KvbmRecord(g2_bytes=1),
-        )
+    def snapshot(self) -> list[BlockSnapshotChunk]:
+        chains = [SnapshotChain(parent=key(n // 2), keys=key(n)) for n in sorted(self.held, reverse=True)]
+        parts = [chains[i : i + 5] for i in range(0, len(chains), 5)] or [[]]
+        return [chunk(self.seq, *part, worker=self.name, incarnation=self.incarnation) for part in parts]
 
-    def report(self) -> LoadReport:
-        return LoadReport(
-            instance_id=self.name,
-            incarnation=self.incarnation,
-            model=MODEL,
-            running=0,
-            waiting=0,
-            waiting_tokens=0,
-            used_blocks=0,
-            total_blocks=BLOCKS,
-            kv_seq=self.seq,
-            prefill_tokens_per_s=1.0,
-            decode_step_s=1.0,
-        )
 
-    def snapshot(self) -> Iterator[BlockSnapshotChunk]:
-        chains = tuple(SnapshotChain(parent=key(n // 2), keys=key(n)) for n in sorted(self.held, reverse=True))
-        parts = [chains[i : i + 5] for i in range(0, len(chains), 5)] or [()]
-        for number, part in enumerate(parts):
-            yield BlockSnapshotChunk(
-                snapshot_id="s",
-                instance_id=self.name,
-                incarnation=self.incarnation,
-                model=MODEL,
-                tier=TIER,
-                kv_seq=self.seq,
-                chains=part,
-                next_cursor=number + 1 if number + 1 < len(parts) else None,
-            )
+class Stream:
+    """JetStream: messages numbered from 1, of which the first may be gone."""
+
+    def __init__(self, created: str) -> None:
+        self.created = created
+        self.messages: list[KvEvents] = []
+        self.first = 1
+
+    @property
+    def last(self) -> int:
+        return len(self.messages)
+
+    def read(self, after: int) -> Iterator[tuple[int, KvEvents]]:
+        for seq in range(max(after + 1, self.first), self.last + 1):
+            yield seq, self.messages[seq - 1]
+
+    def replay(self, instance_id: str, replay: Replay) -> list[tuple[int, KvEvents]]:
+        found = [(seq, b) for seq, b in self.read(replay.after) if b.instance_id == instance_id][:REPLAY_LIMIT]
+        return sorted(found, key=lambda entry: (entry[1].incarnation, entry[1].first_seq))
+
+
+Part = BlockSnapshotChunk | tuple[int, KvEvents]
+
+
+class Indexer:
+    """One life of an indexer: a catalog that reads the stream, and the repairs under way."""
+
+    def __init__(self, directory: dict[str, Worker], stream: Stream, saved: bytes | None, now: float) -> None:
+        self.catalog = Catalog(LIMITS, PlainIndex)
+        self.stream = stream
+        self.position = 0
+        self.fetches: list[tuple[Order, Iterator[Part]]] = []
+        for worker in directory.values():
+            self.catalog.joined(a_worker(worker.name, worker.incarnation), now)
+        if saved is not None:
+            self._restore(saved, now)
+        self.deliver(stream.last, now)
+        self.catalog.stream_caught_up(now)
+
+    def _restore(self, saved: bytes, now: float) -> None:
+        header, feeds = read_checkpoint(saved)
+        if header.stream == self.stream.created and header.stream_seq >= self.stream.first - 1:
+            self.position = header.stream_seq
+            self.catalog.begin_restore(header.stream_seq)
+            for feed in feeds:
+                for _ in checkpoint.restore(self.catalog, feed, now):
+                    pass
+
+    def deliver(self, count: int, now: float) -> None:
+        for seq, message in list(self.stream.read(self.position))[:count]:
+            self.catalog.delivered(seq, now)
+            self.catalog.apply(message, now, seq)
+            self.position = seq
+
+    def start_repairs(self, truth: dict[str, Worker], now: float) -> None:
+        for order in self.catalog.repairs.due(now):
+            worker = truth.get(order.instance_id)
+            if order.replay is not None:
+                self.fetches.append((order, iter(self.stream.replay(order.instance_id, order.replay))))
+            elif worker is None:
+                self.catalog.repairs.fail(order, now)
+            else:
+                self.fetches.append((order, iter(worker.snapshot())))
+
+    def fetch_on(self, at: int, now: float) -> bool:
+        """Take the next part of a repair. False: it is over."""
+        order, parts = self.fetches[at]
+        part = next(parts, None)
+        if part is None:
+            self.catalog.repairs.finish(order, now)
+            return False
+        if isinstance(part, BlockSnapshotChunk):
+            return self.catalog.repairs.chunk(order, part, now)
+        return self.catalog.repairs.replay(order, part[1], part[0], now)
+
+    def settle(self, truth: dict[str, Worker], now: float) -> float:
+        """The directory, load reports and repairs work for a while."""
+        for worker in truth.values():
+            self.catalog.joined(a_worker(worker.name, worker.incarnation), now)
+        self.deliver(self.stream.last, now)
+        for order, _ in self.fetches:
+            self.catalog.repairs.fail(order, now)
+        self.fetches.clear()
+        for _ in range(24):
+            for worker in truth.values():
+                self.catalog.load_report(load_report(worker.seq, worker.name, worker.incarnation), now)
+            now += 10.0
+            self.start_repairs(truth, now)
+            while self.fetches:
+                if not self.fetch_on(0, now):
+                    del self.fetches[0]
+        assert self.catalog.repairs.next_due() is None
+        return now
+
+    def digest(self) -> str:
+        return combined(feed_digests(self.catalog))
 
 
 class ApplicationMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        limits = Limits(max_buffered_keys=30, max_repairs=2, repair_backoff_s=0.1)
-        self.catalog = Catalog(limits, PlainIndex)
-        self.workers: dict[str, Worker] = {}
         self.incarnations = 0
-        self.wire: list[KvEvents] = []
-        self.fetches: list[tuple[Order, Iterator[BlockSnapshotChunk]]] = []
+        self.streams = 1
+        self.stream = Stream("stream 1")
+        self.truth: dict[str, Worker] = {}
+        # What the directory says; a silent restart shows in it later.
+        self.directory: dict[str, Worker] = {}
+        self.saving: list[bytes] = []
+        self.parts: Iterator[bytes | Pause] | None = None
+        self.saved: bytes | None = None
         for name in WORKERS:
-            self.start(name)
-        self.catalog.stream_caught_up(0.0)
+            self.start(name, is_seen=True)
+        self.indexer = Indexer(self.directory, self.stream, None, self.now)
+        self.now = self.indexer.settle(self.truth, self.now)
+
+    def start(self, name: str, *, is_seen: bool) -> None:
+        self.incarnations += 1
+        self.truth[name] = Worker(name, self.incarnations)
+        if is_seen:
+            self.directory[name] = self.truth[name]
 
     def send(self, worker: Worker, *events: KvEvent) -> None:
-        self.wire.append(worker.emit(*events))
+        self.stream.messages.append(worker.emit(*events))
 
-    def start(self, name: str) -> None:
-        self.incarnations += 1
-        self.workers[name] = Worker(name, self.incarnations)
-        self.catalog.joined(self.workers[name].record(), self.now)
-
-    @rule(name=workers, what=st.sampled_from(["restart", "silent restart", "stop"]), sure=st.integers(0, 3))
+    @rule(name=workers, what=st.sampled_from(["restart", "silent restart", "stop"]), sure=st.integers(0, 2))
     def change_membership(self, name: str, what: str, sure: int) -> None:
         """A restart is silent when the directory has not heard of the new incarnation yet."""
         if sure:
             return
-        match what:
-            case "restart":
-                self.start(name)
-            case "silent restart":
-                self.incarnations += 1
-                self.workers[name] = Worker(name, self.incarnations)
-            case "stop":
-                self.workers.pop(name, None)
-                self.catalog.left(name)
+        if what == "stop":
+            self.truth.pop(name, None)
+            self.directory.pop(name, None)
+            self.indexer.catalog.left(name)
+            return
+        self.start(name, is_seen=what == "restart")
+        if what == "restart":
+            self.indexer.catalog.joined(a_worker(name, self.incarnations), self.now)
 
     @rule(name=workers, leaf=st.integers(1, BLOCKS), skip=st.integers(0, 4))
     def store(self, name: str, leaf: int, skip: int) -> None:
-        if name in self.workers:
+        if name in self.truth:
             chain = chain_to(leaf)
             numbers = chain[min(skip, len(chain) - 1) :]
-            self.workers[name].held.update(numbers)
-            self.send(self.workers[name], Stored(key(numbers[0] // 2), pack_keys(map(key, numbers))))
+            self.truth[name].held.update(numbers)
+            self.send(self.truth[name], Stored(key(numbers[0] // 2), pack_keys(map(key, numbers))))
 
     @rule(name=workers, numbers=st.lists(st.integers(1, BLOCKS), min_size=1, max_size=10))
     def remove(self, name: str, numbers: list[int]) -> None:
-        if name in self.workers:
-            self.workers[name].held.difference_update(numbers)
+        if name in self.truth:
+            self.truth[name].held.difference_update(numbers)
             first, rest = numbers[:1], numbers[1:]
-            self.send(self.workers[name], Removed(pack_keys(map(key, first))), Removed(pack_keys(map(key, rest))))
+            self.send(self.truth[name], Removed(pack_keys(map(key, first))), Removed(pack_keys(map(key, rest))))
 
     @rule(name=workers)
     def clear(self, name: str) -> None:
-        if name in self.workers:
-            self.workers[name].held.clear()
-            self.send(self.workers[name], Cleared())
+        if name in self.truth:
+            self.truth[name].held.clear()
+            self.send(self.truth[name], Cleared())
 
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
-        for batch in self.wire[:count]:
-            self.catalog.apply(batch, self.now)
-        del self.wire[:count]
+        self.indexer.deliver(count, self.now)
 
     @rule(data=st.data(), what=st.sampled_from(["drop", "double", "reorder"]))
     def disturb(self, data: st.DataObject, what: str) -> None:
-        if self.wire:
-            at = data.draw(st.integers(0, len(self.wire) - 1))
-            match what:
-                case "drop":
-                    del self.wire[at]
-                case "double":
-                    self.wire.append(self.wire[at])
-                case "reorder":
-                    self.wire.insert(0, self.wire.pop(at))
+        """What has not been delivered yet is not in the stream as it was sent."""
+        messages, position = self.stream.messages, self.indexer.position
+        if len(messages) <= position:
+            return
+        at = data.draw(st.integers(position, len(messages) - 1))
+        match what:
+            case "drop":
+                del messages[at]
+            case "double":
+                messages.append(messages[at])
+            case "reorder":
+                messages.insert(position, messages.pop(at))
+
+    @rule(count=st.integers(1, 20), sure=st.integers(0, 7))
+    def purge(self, count: int, sure: int) -> None:
+        """Old messages go, whether they were read or not."""
+        if not sure:
+            self.stream.first = min(self.stream.first + count, self.stream.last + 1)
+
+    @rule(sure=st.integers(0, 7))
+    def lose_the_stream(self, sure: int) -> None:
+        if not sure:
+            self.streams += 1
+            self.stream = self.indexer.stream = Stream(f"stream {self.streams}")
+            self.indexer.position = 0
+            self.indexer.catalog.stream_replaced(self.now)
 
     @rule(seconds=st.floats(0.0, 2.0))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        for order in self.catalog.due(self.now):
-            worker = self.workers.get(order.instance_id)
-            if worker is None:
-                self.catalog.fail(order, self.now)
-            else:
-                self.fetches.append((order, iter(list(worker.snapshot()))))
+        self.indexer.start_repairs(self.truth, self.now)
 
-    @rule(data=st.data(), fails=st.booleans())
-    def fetch_on(self, data: st.DataObject, fails: bool) -> None:
-        if not self.fetches:
+    @rule(at=st.integers(0, 1), parts=st.integers(0, 12))
+    def fetch_on(self, at: int, parts: int) -> None:
+        """Of a repair under way some parts arrive, or it fails."""
+        fetches = self.indexer.fetches
+        if at >= len(fetches):
             return
-        at = data.draw(st.integers(0, len(self.fetches) - 1))
-        order, chunks = self.fetches[at]
-        chunk = next(chunks, None)
-        if chunk is None:
-            self.catalog.finish(order, self.now)
-        elif fails:
-            self.catalog.fail(order, self.now)
-        elif self.catalog.chunk(order, chunk, self.now):
+        if parts == 0:
+            self.indexer.catalog.repairs.fail(fetches[at][0], self.now)
+        elif all(self.indexer.fetch_on(at, self.now) for _ in range(parts)):
             return
-        del self.fetches[at]
+        del fetches[at]
 
     @rule(name=workers)
     def report(self, name: str) -> None:
-        if name in self.workers:
-            self.catalog.load_report(self.workers[name].report(), self.now)
+        if name in self.truth:
+            worker = self.truth[name]
+            self.indexer.catalog.load_report(load_report(worker.seq, name, worker.incarnation), self.now)
+
+    @rule(steps=st.integers(1, 6))
+    def save(self, steps: int) -> None:
+        """Begin a checkpoint or go on with it, a part at a time: the content changes meanwhile."""
+        if self.parts is None:
+            stream = self.stream.created
+            self.parts = checkpoint.save(self.indexer.catalog, stream=stream, indexer_id="i", saved_ms=0)
+            self.saving = []
+        for _ in range(steps):
+            part = next(self.parts, None)
+            if part is None:
+                self.parts, self.saved = None, b"".join(self.saving)
+                return
+            if not isinstance(part, Pause):
+                self.saving.append(part)
+
+    @rule(sure=st.integers(0, 1))
+    def restart_the_indexer(self, sure: int) -> None:
+        """Killed, perhaps while it saved: what was saved before is all there is."""
+        if not sure:
+            self.parts = None
+            self.indexer = Indexer(self.directory, self.stream, self.saved, self.now)
 
     @rule()
     def settle(self) -> None:
-        """The directory, load reports and repairs work again for a while: everything must be right."""
-        for worker in self.workers.values():
-            self.catalog.joined(worker.record(), self.now)
-        for batch in self.wire:
-            self.catalog.apply(batch, self.now)
-        self.wire.clear()
-        for order, _ in self.fetches:
-            self.catalog.fail(order, self.now)
-        self.fetches.clear()
-        for _ in range(12):
-            for worker in self.workers.values():
-                self.catalog.load_report(worker.report(), self.now)
-            self.now += 10.0
-            for order in self.catalog.due(self.now):
-                for chunk in self.workers[order.instance_id].snapshot():
-                    assert self.catalog.chunk(order, chunk, self.now)
-                assert self.catalog.finish(order, self.now)
-        assert self.catalog.next_due() is None
+        self.directory = dict(self.truth)
+        replica = Indexer(self.directory, self.stream, self.saved, self.now)
+        other = replica.settle(self.truth, self.now)
+        self.now = max(other, self.indexer.settle(self.truth, self.now))
         for leaf in range(BLOCKS // 2 + 1, BLOCKS + 1):
-            assert self.found(leaf) == self.truth(leaf)
+            assert self.found(leaf) == self.true_depths(leaf)
+        assert replica.digest() == self.indexer.digest()
 
     def teardown(self) -> None:
         self.settle()
 
     def found(self, leaf: int) -> dict[str, int]:
-        matches = self.catalog.match(MODEL, short_keys(pack_keys(map(key, chain_to(leaf)))))
-        return {match.instance_id: match.depth for match in matches}
+        chain = short_keys(pack_keys(map(key, chain_to(leaf))))
+        return {match.instance_id: match.depth for match in self.indexer.catalog.match(MODEL, chain, self.now)}
 
-    def truth(self, leaf: int) -> dict[str, int]:
+    def true_depths(self, leaf: int) -> dict[str, int]:
         depths = {}
-        for name, worker in self.workers.items():
+        for name, worker in self.truth.items():
             depth = next((i for i, n in enumerate(chain_to(leaf)) if n not in worker.held), len(chain_to(leaf)))
             if depth:
                 depths[name] = depth
@@ -247,10 +327,10 @@ class ApplicationMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_who_is_gone_is_named(self) -> None:
-        self.catalog.check_integrity()
+        self.indexer.catalog.check_integrity()
         for leaf in (BLOCKS, BLOCKS // 2 + 1, BLOCKS - 7):
-            assert set(self.found(leaf)) <= set(self.workers)
+            assert set(self.found(leaf)) <= set(self.truth)
 
 
 TestEventApplication = ApplicationMachine.TestCase
-TestEventApplication.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestEventApplication.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)

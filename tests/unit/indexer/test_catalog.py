@@ -1,134 +1,54 @@
+from collections import Counter
+
 import pytest
 
 from kvbus_blocks.plain_index import PlainIndex
-from kvbus_indexer.core.catalog import Blocks, Catalog, Fate
+from kvbus_indexer.core.catalog import Catalog
+from kvbus_indexer.core.fates import Blocks, Fate
 from kvbus_indexer.core.instance import Order, Phase
 from kvbus_indexer.core.limits import Limits
-from kvbus_wire.kv_events import Cleared, KvEvent, KvEvents, Removed, Stored
-from kvbus_wire.load import LoadReport
-from kvbus_wire.packing import pack_keys, short_keys
-from kvbus_wire.records import InstanceRecord, KvbmRecord, ModelCard, WorkerRecord
+from kvbus_testkit.index_events import MODEL, a_kvbm, a_worker, batch, chain, chunk, load_report, stored
+from kvbus_testkit.instances import block_keys
+from kvbus_wire.kv_events import Cleared, Removed, Stored
+from kvbus_wire.packing import short_keys
+from kvbus_wire.records import InstanceRecord
 from kvbus_wire.worker import BlockSnapshotChunk, SnapshotChain
-
-MODEL = "tiny/model"
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(8, "little") + bytes(8)
-
-
-def keys(*numbers: int) -> bytes:
-    return pack_keys(key(n) for n in numbers)
-
-
-def stored(*numbers: int, parent: int | None = None) -> Stored:
-    return Stored(b"" if parent is None else key(parent), keys(*numbers))
-
-
-def batch(
-    *events: KvEvent, seq: int, worker: str = "w1", incarnation: int = 1, model: str = MODEL, tier: str = "g1"
-) -> KvEvents:
-    return KvEvents(instance_id=worker, incarnation=incarnation, model=model, first_seq=seq, events=events, tier=tier)
-
-
-def worker_record(worker: str = "w1", incarnation: int = 1, model: str = MODEL) -> InstanceRecord:
-    card = ModelCard(name=model, fingerprint="f", block_size=16, context_length=4096, bundle="b", kv_layout="l")
-    return InstanceRecord(
-        service="worker",
-        instance_id=worker,
-        incarnation=incarnation,
-        host_id="h",
-        version="1",
-        started_ms=0,
-        worker=WorkerRecord(
-            model=card,
-            engine="mock",
-            total_blocks=100,
-            max_num_seqs=8,
-            max_batched_tokens=512,
-            prefill_tokens_per_s=1000.0,
-            decode_step_s=0.01,
-        ),
-    )
-
-
-def kvbm_record(instance_id: str = "k1") -> InstanceRecord:
-    return InstanceRecord(
-        service="kvbm",
-        instance_id=instance_id,
-        incarnation=1,
-        host_id="h",
-        version="1",
-        started_ms=0,
-        kvbm=KvbmRecord(g2_bytes=1 << 20),
-    )
-
-
-def load_report(kv_seq: int, worker: str = "w1", incarnation: int = 1) -> LoadReport:
-    return LoadReport(
-        instance_id=worker,
-        incarnation=incarnation,
-        model=MODEL,
-        running=0,
-        waiting=0,
-        waiting_tokens=0,
-        used_blocks=0,
-        total_blocks=100,
-        kv_seq=kv_seq,
-        prefill_tokens_per_s=1000.0,
-        decode_step_s=0.01,
-    )
-
-
-def chunk(
-    kv_seq: int,
-    *chains: SnapshotChain,
-    worker: str = "w1",
-    incarnation: int = 1,
-    model: str = MODEL,
-    tier: str = "g1",
-    next_cursor: int | None = None,
-) -> BlockSnapshotChunk:
-    return BlockSnapshotChunk(
-        snapshot_id="s",
-        instance_id=worker,
-        incarnation=incarnation,
-        model=model,
-        tier=tier,
-        kv_seq=kv_seq,
-        chains=chains,
-        next_cursor=next_cursor,
-    )
-
-
-def chain(*numbers: int, parent: int | None = None) -> SnapshotChain:
-    return SnapshotChain(parent=b"" if parent is None else key(parent), keys=keys(*numbers))
 
 
 class Harness:
     """A catalog whose counts can be read."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.counts: dict[Fate | Blocks, int] = {}
-        self.catalog = Catalog(limits or Limits(), PlainIndex, self._count)
+        self.counts: Counter[Fate | Blocks] = Counter()
+        self.kinds: Counter[tuple[Fate, str]] = Counter()
+        self.catalog = Catalog(limits or Limits(), PlainIndex, self)
 
-    def _count(self, what: Fate | Blocks, count: int) -> None:
-        self.counts[what] = self.counts.get(what, 0) + count
+    def events(self, fate: Fate, kind: str, count: int) -> None:
+        self.counts[fate] += count
+        self.kinds[fate, kind] += count
+
+    def blocks(self, what: Blocks, count: int) -> None:
+        self.counts[what] += count
 
     def live(self, *workers: str) -> Catalog:
         for worker in workers:
-            self.catalog.joined(worker_record(worker), 0.0)
+            self.catalog.joined(a_worker(worker), 0.0)
             self.catalog.apply(batch(Cleared(), seq=1, worker=worker), 0.0)
         self.catalog.stream_caught_up(0.0)
         return self.catalog
 
     def depths(self, *numbers: int, model: str = MODEL) -> dict[str, int]:
         self.catalog.check_integrity()
-        found = self.catalog.match(model, short_keys(keys(*numbers)))
+        found = self.catalog.match(model, short_keys(block_keys(*numbers)), 0.0)
         return {f"{m.instance_id}/{m.tier}": m.depth for m in found}
 
     def start(self, now: float) -> Order:
-        (order,) = self.catalog.due(now)
+        """The snapshot that is due, after the stream was found to have lost what is missing."""
+        (order,) = self.catalog.repairs.due(now)
+        if order.replay is not None:
+            assert not self.catalog.repairs.finish(order, now)
+            (order,) = self.catalog.repairs.due(now)
+        assert order.replay is None
         return order
 
 
@@ -141,17 +61,17 @@ def test_events_in_order_become_depths(harness: Harness) -> None:
     catalog = harness.live("w1", "w2")
     catalog.apply(batch(stored(1, 2), stored(3, parent=2), seq=2), 0.0)
     catalog.apply(batch(stored(1), seq=2, worker="w2"), 0.0)
-    catalog.apply(batch(Removed(keys(3)), seq=4), 0.0)
+    catalog.apply(batch(Removed(block_keys(3)), seq=4), 0.0)
     assert harness.depths(1, 2, 3) == {"w1/g1": 2, "w2/g1": 1}
-    assert not catalog.due(1.0)
+    assert not catalog.repairs.due(1.0)
 
 
 def test_models_and_tiers_do_not_mix(harness: Harness) -> None:
     catalog = harness.live("w1")
-    catalog.joined(worker_record("w9", model="other"), 0.0)
-    catalog.joined(kvbm_record(), 0.0)
-    for order in catalog.due(0.0):
-        catalog.finish(order, 0.0)
+    catalog.joined(a_worker("w9", model="other"), 0.0)
+    catalog.joined(a_kvbm(), 0.0)
+    for order in catalog.repairs.due(0.0):
+        catalog.repairs.finish(order, 0.0)
     catalog.apply(batch(stored(1), seq=1, worker="w9", model="other"), 0.0)
     catalog.apply(batch(stored(1, 2), seq=1, worker="k1", tier="g2"), 0.0)
     catalog.apply(batch(stored(1), seq=1, worker="k1", tier="g3"), 0.0)
@@ -163,8 +83,8 @@ def test_models_and_tiers_do_not_mix(harness: Harness) -> None:
 
 def test_what_arrives_twice_is_applied_once(harness: Harness) -> None:
     catalog = harness.live("w1")
-    catalog.apply(batch(stored(1), Removed(keys(1)), seq=2), 0.0)
-    catalog.apply(batch(stored(1), Removed(keys(1)), stored(7), seq=2), 0.0)
+    catalog.apply(batch(stored(1), Removed(block_keys(1)), seq=2), 0.0)
+    catalog.apply(batch(stored(1), Removed(block_keys(1)), stored(7), seq=2), 0.0)
     catalog.apply(batch(stored(1), seq=2), 0.0)
     assert harness.depths(1) == {}
     assert harness.depths(7) == {"w1/g1": 1}
@@ -178,14 +98,14 @@ def test_a_gap_is_repaired_by_a_snapshot_with_later_events_on_top(harness: Harne
     order = harness.start(1.0)
     assert order.reason == "gap"
     catalog.apply(batch(stored(4, parent=3), seq=5), 1.0)
-    catalog.apply(batch(Removed(keys(4)), seq=6), 1.0)
+    catalog.apply(batch(Removed(block_keys(4)), seq=6), 1.0)
     catalog.apply(batch(stored(9), seq=7), 1.0)
-    assert catalog.chunk(order, chunk(5, chain(1, 2), next_cursor=1), 1.0)
-    assert catalog.chunk(order, chunk(5, chain(3, 4, parent=2)), 1.0)
-    assert catalog.finish(order, 1.0)
+    assert catalog.repairs.chunk(order, chunk(5, chain(1, 2), next_cursor=1), 1.0)
+    assert catalog.repairs.chunk(order, chunk(5, chain(3, 4, parent=2)), 1.0)
+    assert catalog.repairs.finish(order, 1.0)
     assert harness.depths(1, 2, 3, 4) == {"w1/g1": 3}
     assert harness.depths(9) == {"w1/g1": 1}
-    assert catalog.in_phase(Phase.LIVE) == 1
+    assert catalog.repairs.in_phase(Phase.LIVE) == 1
 
 
 def test_a_second_gap_while_a_snapshot_is_fetched_is_repaired_too(harness: Harness) -> None:
@@ -193,20 +113,23 @@ def test_a_second_gap_while_a_snapshot_is_fetched_is_repaired_too(harness: Harne
     catalog.apply(batch(stored(1), seq=5), 0.0)
     order = harness.start(0.0)
     catalog.apply(batch(stored(2), seq=9), 0.0)
-    catalog.chunk(order, chunk(7, chain(1)), 0.0)
-    catalog.finish(order, 0.0)
-    assert catalog.in_phase(Phase.WANTED) == 1
-    assert not catalog.due(0.1), "not before the back-off"
-    assert catalog.due(0.25)
+    catalog.repairs.chunk(order, chunk(7, chain(1)), 0.0)
+    catalog.repairs.finish(order, 0.0)
+    assert catalog.repairs.in_phase(Phase.WANTED) == 1
+    (replay,) = catalog.repairs.due(0.1)
+    assert replay.replay is not None
+    catalog.repairs.finish(replay, 0.1)
+    assert not catalog.repairs.due(0.1), "not before the back-off"
+    assert catalog.repairs.due(0.25)
 
 
 def test_a_stale_incarnation_is_ignored_and_a_new_one_clears(harness: Harness) -> None:
     catalog = harness.live("w1")
     catalog.apply(batch(stored(1, 2), seq=2), 0.0)
-    catalog.joined(worker_record(incarnation=2), 0.0)
+    catalog.joined(a_worker(incarnation=2), 0.0)
     order = harness.start(0.0)
-    catalog.chunk(order, chunk(0, incarnation=2), 0.0)
-    catalog.finish(order, 0.0)
+    catalog.repairs.chunk(order, chunk(0, incarnation=2), 0.0)
+    catalog.repairs.finish(order, 0.0)
     catalog.apply(batch(stored(5), seq=1, incarnation=2), 0.0)
     catalog.apply(batch(stored(6), seq=3, incarnation=1), 0.0)
     assert harness.depths(1, 2) == {}
@@ -237,32 +160,32 @@ def test_an_instance_that_is_gone_leaves_nothing_and_its_late_events_are_ignored
 def test_events_before_the_record_are_made_up_for_by_a_snapshot(harness: Harness) -> None:
     catalog = harness.live()
     catalog.apply(batch(stored(1, 2), seq=1), 0.0)
-    catalog.joined(worker_record(), 0.0)
+    catalog.joined(a_worker(), 0.0)
     order = harness.start(0.0)
-    catalog.chunk(order, chunk(1, chain(1, 2)), 0.0)
-    catalog.finish(order, 0.0)
+    catalog.repairs.chunk(order, chunk(1, chain(1, 2)), 0.0)
+    catalog.repairs.finish(order, 0.0)
     catalog.apply(batch(stored(3, parent=2), seq=2), 0.0)
     assert harness.depths(1, 2, 3) == {"w1/g1": 3}
 
 
 def test_nothing_is_repaired_before_the_stream_has_caught_up(harness: Harness) -> None:
     catalog = harness.catalog
-    catalog.joined(worker_record("w1"), 0.0)
-    catalog.joined(worker_record("w2"), 0.0)
-    catalog.joined(worker_record("w3"), 0.0)
+    catalog.joined(a_worker("w1"), 0.0)
+    catalog.joined(a_worker("w2"), 0.0)
+    catalog.joined(a_worker("w3"), 0.0)
     catalog.apply(batch(stored(1), seq=9), 0.0)
     catalog.apply(batch(stored(1), seq=1, worker="w2"), 0.0)
-    assert not catalog.due(1.0)
-    assert catalog.next_due() is None
+    assert not catalog.repairs.due(1.0)
+    assert catalog.repairs.next_due() is None
     catalog.stream_caught_up(1.0)
-    assert {order.instance_id: order.reason for order in catalog.due(1.0)} == {"w1": "gap", "w3": "unseen"}
+    assert {order.instance_id: order.reason for order in catalog.repairs.due(1.0)} == {"w1": "gap", "w3": "unseen"}
 
 
 def test_a_worker_that_has_sent_more_than_arrived_is_repaired_after_a_moment(harness: Harness) -> None:
     catalog = harness.live("w1")
     catalog.load_report(load_report(2), 10.0)
-    assert catalog.next_due() == 11.0
-    assert not catalog.due(10.9)
+    assert catalog.repairs.next_due() == 11.0
+    assert not catalog.repairs.due(10.9)
     assert harness.start(11.0).reason == "lag"
 
 
@@ -270,9 +193,9 @@ def test_a_report_that_promises_more_than_there_is_costs_one_repair_only(harness
     catalog = harness.live("w1")
     catalog.load_report(load_report(2**63), 10.0)
     order = harness.start(11.0)
-    catalog.chunk(order, chunk(1), 11.1)
-    catalog.finish(order, 11.1)
-    assert not catalog.due(60.0)
+    catalog.repairs.chunk(order, chunk(1), 11.1)
+    catalog.repairs.finish(order, 11.1)
+    assert not catalog.repairs.due(60.0)
 
 
 def test_events_that_were_only_late_need_no_repair(harness: Harness) -> None:
@@ -281,10 +204,10 @@ def test_events_that_were_only_late_need_no_repair(harness: Harness) -> None:
     catalog.apply(batch(stored(1), seq=2), 10.5)
     catalog.load_report(load_report(4), 10.6)
     catalog.apply(batch(stored(2), seq=3), 10.7)
-    assert not catalog.due(12.0)
+    assert not catalog.repairs.due(12.0)
     catalog.load_report(load_report(9, incarnation=2), 12.0)
     catalog.load_report(load_report(9, worker="stranger"), 12.0)
-    assert not catalog.due(20.0)
+    assert not catalog.repairs.due(20.0)
 
 
 def test_failing_snapshots_back_off_and_at_last_the_content_is_given_up() -> None:
@@ -296,15 +219,15 @@ def test_failing_snapshots_back_off_and_at_last_the_content_is_given_up() -> Non
     for attempt in range(4):
         order = harness.start(now)
         assert harness.depths(1) == ({"w1/g1": 1} if attempt < 3 else {})
-        catalog.fail(order, now)
-        due = catalog.next_due()
+        catalog.repairs.fail(order, now)
+        due = catalog.repairs.next_due()
         assert due is not None
         waits.append(due - now)
         now = due
     assert waits == [1.0, 2.0, 4.0, 4.0]
     order = harness.start(now)
-    catalog.chunk(order, chunk(4, chain(2)), now)
-    catalog.finish(order, now)
+    catalog.repairs.chunk(order, chunk(4, chain(2)), now)
+    catalog.repairs.finish(order, now)
     assert harness.depths(2) == {"w1/g1": 1}
 
 
@@ -313,12 +236,12 @@ def test_only_so_many_repairs_run_at_once() -> None:
     catalog = harness.live("w1", "w2", "w3")
     for worker in ("w1", "w2", "w3"):
         catalog.apply(batch(stored(1), seq=9, worker=worker), 0.0)
-    first, second = catalog.due(0.0)
-    assert not catalog.due(0.0)
-    assert catalog.next_due() is None
-    catalog.finish(first, 0.0)
-    assert len(catalog.due(0.0)) == 1
-    catalog.fail(second, 0.0)
+    first, second = catalog.repairs.due(0.0)
+    assert not catalog.repairs.due(0.0)
+    assert catalog.repairs.next_due() is None
+    catalog.repairs.fail(first, 0.0)
+    assert len(catalog.repairs.due(0.0)) == 1
+    catalog.repairs.fail(second, 0.0)
     catalog.check_integrity()
 
 
@@ -328,12 +251,12 @@ def test_a_buffer_at_its_limit_is_dropped_and_the_repair_runs_again() -> None:
     catalog.apply(batch(stored(1), seq=3), 0.0)
     order = harness.start(0.0)
     catalog.apply(batch(stored(1, 2, 3), seq=4), 0.0)
-    assert Fate.OVERFLOW not in harness.counts
+    assert not harness.counts[Fate.OVERFLOW]
     catalog.apply(batch(Cleared(), seq=5), 0.0)
     assert harness.counts[Fate.OVERFLOW] == 1
     catalog.check_integrity()
-    catalog.chunk(order, chunk(3), 0.0)
-    catalog.finish(order, 0.0)
+    catalog.repairs.chunk(order, chunk(3), 0.0)
+    catalog.repairs.finish(order, 0.0)
     assert harness.start(1.0).reason == "overflow"
 
 
@@ -341,16 +264,16 @@ def test_a_snapshot_of_a_restarted_or_gone_instance_is_void(harness: Harness) ->
     catalog = harness.live("w1")
     catalog.apply(batch(stored(1), seq=3), 0.0)
     order = harness.start(0.0)
-    catalog.joined(worker_record(incarnation=2), 0.0)
-    assert not catalog.chunk(order, chunk(3, chain(1)), 0.0)
-    assert not catalog.finish(order, 0.0)
-    catalog.fail(order, 0.0)
+    catalog.joined(a_worker(incarnation=2), 0.0)
+    assert not catalog.repairs.chunk(order, chunk(3, chain(1)), 0.0)
+    assert not catalog.repairs.finish(order, 0.0)
+    catalog.repairs.fail(order, 0.0)
     assert harness.depths(1) == {}
     catalog.left("w1")
-    catalog.joined(worker_record(), 1.0)
+    catalog.joined(a_worker(), 1.0)
     again = harness.start(1.0)
-    assert not catalog.chunk(order, chunk(3, chain(1)), 1.0)
-    assert catalog.chunk(again, chunk(3, chain(1)), 1.0)
+    assert not catalog.repairs.chunk(order, chunk(3, chain(1)), 1.0)
+    assert catalog.repairs.chunk(again, chunk(3, chain(1)), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -359,15 +282,15 @@ def test_a_snapshot_of_a_restarted_or_gone_instance_is_void(harness: Harness) ->
         chunk(3, chain(1), worker="w2"),
         chunk(3, chain(1), incarnation=2),
         chunk(3, SnapshotChain(parent=b"", keys=b"short")),
-        chunk(3, SnapshotChain(parent=b"short", keys=keys(1))),
+        chunk(3, SnapshotChain(parent=b"short", keys=block_keys(1))),
     ],
 )
 def test_a_snapshot_that_makes_no_sense_is_a_failure(harness: Harness, bad: BlockSnapshotChunk) -> None:
     catalog = harness.live("w1")
     catalog.apply(batch(stored(1), seq=3), 0.0)
     order = harness.start(0.0)
-    assert not catalog.chunk(order, bad, 0.0)
-    assert catalog.in_phase(Phase.WANTED) == 1
+    assert not catalog.repairs.chunk(order, bad, 0.0)
+    assert catalog.repairs.in_phase(Phase.WANTED) == 1
     assert harness.depths(1) == {}
 
 
@@ -375,23 +298,23 @@ def test_a_snapshot_that_changes_while_it_is_fetched_is_a_failure(harness: Harne
     catalog = harness.live("w1")
     catalog.apply(batch(stored(1), seq=3), 0.0)
     order = harness.start(0.0)
-    assert catalog.chunk(order, chunk(3, chain(1)), 0.0)
-    assert not catalog.chunk(order, chunk(4, chain(2)), 0.0)
-    assert catalog.in_phase(Phase.WANTED) == 1
+    assert catalog.repairs.chunk(order, chunk(3, chain(1)), 0.0)
+    assert not catalog.repairs.chunk(order, chunk(4, chain(2)), 0.0)
+    assert catalog.repairs.in_phase(Phase.WANTED) == 1
 
 
 def test_a_snapshot_tells_of_every_tier_and_what_it_does_not_name_is_gone(harness: Harness) -> None:
     catalog = harness.live()
-    catalog.joined(kvbm_record(), 0.0)
+    catalog.joined(a_kvbm(), 0.0)
     order = harness.start(0.0)
-    catalog.chunk(order, chunk(4, chain(1, 2), worker="k1", tier="g2"), 0.0)
-    catalog.chunk(order, chunk(2, chain(1), worker="k1", tier="g3"), 0.0)
-    catalog.finish(order, 0.0)
+    catalog.repairs.chunk(order, chunk(4, chain(1, 2), worker="k1", tier="g2"), 0.0)
+    catalog.repairs.chunk(order, chunk(2, chain(1), worker="k1", tier="g3"), 0.0)
+    catalog.repairs.finish(order, 0.0)
     assert harness.depths(1, 2) == {"k1/g2": 2, "k1/g3": 1}
     catalog.reconnected(5.0)
     order = harness.start(5.0)
-    catalog.chunk(order, chunk(9, chain(1), worker="k1", tier="g2"), 5.0)
-    catalog.finish(order, 5.0)
+    catalog.repairs.chunk(order, chunk(9, chain(1), worker="k1", tier="g2"), 5.0)
+    catalog.repairs.finish(order, 5.0)
     assert harness.depths(1, 2) == {"k1/g2": 1}
 
 
@@ -408,19 +331,19 @@ def test_at_the_limit_an_instance_becomes_partial_and_is_completed_when_there_is
     catalog.apply(batch(stored(*range(1, 9)), seq=2), 0.0)
     catalog.apply(batch(stored(1, 2), seq=2, worker="w2"), 0.0)
     assert catalog.content.entries == 10
-    catalog.apply(batch(stored(3, parent=2), stored(50), Removed(keys(2)), seq=3, worker="w2"), 0.0)
+    catalog.apply(batch(stored(3, parent=2), stored(50), Removed(block_keys(2)), seq=3, worker="w2"), 0.0)
     assert harness.counts[Blocks.REFUSED] == 2
     assert catalog.partial_instances == 1
     assert harness.depths(1, 2, 3) == {"w1/g1": 3, "w2/g1": 1}
     catalog.apply(batch(stored(2, parent=1), seq=6, worker="w2"), 0.0)
     assert harness.depths(1, 2, 3) == {"w1/g1": 3, "w2/g1": 1}, "a partial instance takes nothing more"
-    assert catalog.next_due() == 30.0
-    assert not catalog.due(30.0), "there is no room yet"
+    assert catalog.repairs.next_due() == 30.0
+    assert not catalog.repairs.due(30.0), "there is no room yet"
     catalog.left("w1")
-    (order,) = catalog.due(60.0)
+    (order,) = catalog.repairs.due(60.0)
     assert order.reason == "room"
-    assert catalog.chunk(order, chunk(6, chain(1, 2, 3), chain(50), worker="w2"), 60.0)
-    catalog.finish(order, 60.0)
+    assert catalog.repairs.chunk(order, chunk(6, chain(1, 2, 3), chain(50), worker="w2"), 60.0)
+    catalog.repairs.finish(order, 60.0)
     assert harness.depths(1, 2, 3) == {"w2/g1": 3}
     assert catalog.partial_instances == 0
 
@@ -432,14 +355,6 @@ def test_an_instance_may_not_invent_feeds_without_end() -> None:
     catalog.apply(batch(stored(1), seq=1, tier="g3"), 0.0)
     assert harness.depths(1) == {"w1/g2": 1}
     assert harness.counts[Fate.TOO_MANY_FEEDS] == 1
-
-
-def test_workers_of_which_nothing_was_heard_are_named(harness: Harness) -> None:
-    catalog = harness.live("w1")
-    catalog.joined(worker_record("w2"), 0.0)
-    catalog.joined(kvbm_record(), 0.0)
-    assert catalog.workers_without_events() == ["w2"]
-    assert catalog.instances == 3
 
 
 def test_records_of_other_services_are_no_business_of_the_index(harness: Harness) -> None:
@@ -454,7 +369,7 @@ def test_a_report_that_comes_while_a_snapshot_is_fetched_is_not_forgotten(harnes
     catalog.apply(batch(stored(1), seq=3), 0.0)
     order = harness.start(0.0)
     catalog.load_report(load_report(5), 0.5)
-    catalog.chunk(order, chunk(4, chain(1)), 5.0)
-    catalog.finish(order, 5.0)
-    assert not catalog.due(5.9), "event 5 may still be on its way"
+    catalog.repairs.chunk(order, chunk(4, chain(1)), 5.0)
+    catalog.repairs.finish(order, 5.0)
+    assert not catalog.repairs.due(5.9), "event 5 may still be on its way"
     assert harness.start(6.0).reason == "lag"

@@ -1,22 +1,36 @@
 """The catalog's counts and sizes as metrics."""
 
+from collections.abc import Callable
+from functools import partial
+
 from kvbus_blocks.index import IndexSizes
-from kvbus_indexer.core.catalog import Blocks, Catalog, Fate
+from kvbus_indexer.core.catalog import Catalog
+from kvbus_indexer.core.fates import Blocks, Fate
 from kvbus_indexer.core.instance import Phase
+from kvbus_indexer.core.predictions import Ending
+from kvbus_indexer.core.sources import Silence
 from kvbus_runtime.metrics import Metrics
 
 
 class CatalogMetrics:
     """Gauges are read when the metrics page is: in another thread, hence the copies of what may change meanwhile."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
-        self._events = metrics.counter("events", "KV events by what became of them", ("fate",))
+        self._clock = clock
+        self._events = metrics.counter("events", "KV events by what became of them", ("kind", "fate"))
         self._blocks = metrics.counter("blocks_changed", "blocks by what became of them", ("what",))
+        self._predictions = metrics.counter("predictions", "predictions that ended, by why", ("why",))
 
-    def count(self, what: Fate | Blocks, count: int) -> None:
+    def events(self, fate: Fate, kind: str, count: int) -> None:
+        self._events.labels(kind, fate.value).inc(count)
+
+    def blocks(self, what: Blocks, count: int) -> None:
         if count:
-            (self._events if isinstance(what, Fate) else self._blocks).labels(what.value).inc(count)
+            self._blocks.labels(what.value).inc(count)
+
+    def prediction_ended(self, why: Ending) -> None:
+        self._predictions.labels(why.value).inc()
 
     def watch(self, catalog: Catalog) -> None:
         def sizes(field: str) -> float:
@@ -33,11 +47,20 @@ class CatalogMetrics:
         )
         gauge("instances", "instances that are followed").set_function(lambda: float(catalog.instances))
         gauge("instances_in_repair", "instances whose content is not known to be right").set_function(
-            lambda: float(catalog.instances - catalog.in_phase(Phase.LIVE))
+            lambda: float(catalog.instances - catalog.repairs.in_phase(Phase.LIVE))
         )
         gauge("instances_partial", "instances of which a part is left out for want of room").set_function(
             lambda: float(catalog.partial_instances)
         )
-        gauge("workers_without_events", "workers of which no event was ever applied").set_function(
-            lambda: float(len(catalog.workers_without_events()))
+        without_events = gauge("workers_without_events", "workers that work and are not heard, by why", ("why",))
+        for why in Silence:
+            without_events.labels(why.value).set_function(partial(self._silent, catalog, why))
+        gauge("predicted_entries", "blocks that workers are predicted to hold, once per worker").set_function(
+            lambda: float(catalog.predictions.entries)
         )
+        gauge("predicted_keys", "keys of all predictions, what max_predicted_keys limits").set_function(
+            lambda: float(catalog.predictions.keys)
+        )
+
+    def _silent(self, catalog: Catalog, why: Silence) -> float:
+        return float(list(catalog.silent_workers(self._clock()).values()).count(why))

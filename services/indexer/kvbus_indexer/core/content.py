@@ -1,9 +1,10 @@
 """The indexes of all models together, under one limit of entries."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvbus_blocks.index import Owner, PrefixIndex
+from kvbus_blocks.index import Held, Owner, PrefixIndex
 
 
 class Stored(NamedTuple):
@@ -15,6 +16,16 @@ class Stored(NamedTuple):
     refused: int = 0
 
 
+class Written:
+    """Entries that came and went since the model's index was last empty."""
+
+    __slots__ = ("removed", "stored")
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self.removed = 0
+
+
 class Content:
     """One index per model, made when first needed and gone when empty."""
 
@@ -23,6 +34,7 @@ class Content:
         self._max_entries = max_entries
         self._indexes: dict[str, PrefixIndex] = {}
         self._entries = 0
+        self._written: dict[str, Written] = {}
 
     @property
     def entries(self) -> int:
@@ -33,6 +45,9 @@ class Content:
     def indexes(self) -> dict[str, PrefixIndex]:
         return self._indexes
 
+    def written(self, model: str) -> Written:
+        return self._written.get(model) or Written()
+
     def store(self, model: str, owner: Owner, parent: int | None, keys: Sequence[int]) -> Stored:
         """All of the keys or, when they might not fit, none: a part of a chain would be right but would look whole."""
         if self._entries + len(keys) > self._max_entries:
@@ -40,8 +55,10 @@ class Content:
         index = self._indexes.get(model)
         if index is None:
             index = self._indexes[model] = self._make_index()
+            self._written[model] = Written()
         outcome = index.store(owner, parent, keys)
         self._entries += outcome.added
+        self._written[model].stored += outcome.added
         self._discard_if_empty(model, index)
         return Stored(*outcome)
 
@@ -60,6 +77,10 @@ class Content:
         index = self._indexes.get(model)
         return {} if index is None else index.match(keys)
 
+    def held(self, model: str, owner: Owner) -> Held:
+        index = self._indexes.get(model)
+        return Held(array("Q"), array("Q")) if index is None else index.held(owner)
+
     def check_integrity(self) -> None:
         for index in self._indexes.values():
             index.check_integrity()
@@ -69,9 +90,10 @@ class Content:
 
     def _removed(self, model: str, index: PrefixIndex, count: int) -> int:
         self._entries -= count
+        self._written[model].removed += count
         self._discard_if_empty(model, index)
         return count
 
     def _discard_if_empty(self, model: str, index: PrefixIndex) -> None:
         if not index.sizes().entries:
-            del self._indexes[model]
+            del self._indexes[model], self._written[model]

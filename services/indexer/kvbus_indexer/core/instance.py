@@ -4,14 +4,16 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvbus_blocks.keys import KEY_BYTES
+from kvbus_indexer.core.sources import EventSource
 from kvbus_wire.kv_events import KvEvents, Removed, Stored
+from kvbus_wire.records import InstanceRecord
 
 
 class Phase(StrEnum):
-    """LIVE: events apply. WANTED: something is missing, a snapshot will be asked for. FETCHING: it is on its way.
+    """LIVE: events apply. WANTED: something is missing, a repair will be asked for. FETCHING: it is on its way.
 
-    Events that arrive while a snapshot is wanted need not be kept: they were sent before it is taken, so it includes them. Those
-    that arrive while it is fetched may be younger, and are kept.
+    Events that arrive while a repair is wanted need not be kept: a snapshot is taken, and the stream is read again, after they were
+    sent. Those that arrive while it is fetched may be younger, and are kept.
     """
 
     LIVE = "live"
@@ -34,40 +36,73 @@ class Lag(NamedTuple):
     since: float
 
 
+class Missing(NamedTuple):
+    """Events of a feed up to ``seq`` exist, and have not all been applied."""
+
+    feed: FeedKey
+    seq: int
+
+
+class Replay(NamedTuple):
+    """Read the stream again, this feed's messages behind number ``after``."""
+
+    feed: FeedKey
+    after: int
+
+
 class Order(NamedTuple):
-    """Fetch a snapshot of the instance. ``ticket``: its outcome only counts while nothing else has happened to the instance."""
+    """Repair the instance: from the stream if ``replay`` says so, else by a snapshot of its blocks.
+
+    ``ticket``: the outcome only counts while nothing else has happened to the instance.
+    """
 
     instance_id: str
     ticket: int
     reason: str
+    replay: Replay | None = None
+
+
+class Buffered(NamedTuple):
+    batch: KvEvents
+    stream_seq: int
 
 
 class Instance:
-    """One instance of the directory in its newest incarnation."""
+    """One instance of the directory in its newest incarnation. ``capacity``: blocks that a worker can hold in G1."""
 
-    def __init__(self, instance_id: str, service: str, incarnation: int) -> None:
-        self.instance_id = instance_id
-        self.service = service
-        self.incarnation = incarnation
+    def __init__(self, record: InstanceRecord) -> None:
+        worker = record.worker
+        self.instance_id = record.instance_id
+        self.incarnation = record.incarnation
+        self.is_worker = worker is not None
+        self.capacity = worker.total_blocks if worker is not None else 0
+        self.source = EventSource(declared=worker is not None and not worker.kv_events)
         self.phase = Phase.LIVE
-        # Last applied event per feed.
+        # Last applied event per feed, and where in the stream it was.
         self.applied: dict[FeedKey, int] = {}
+        self.position: dict[FeedKey, int] = {}
+        # An event of it was applied: it has an event source.
+        self.heard = False
         # Stores were refused for want of room, so the content is only a part: right, but not all.
         self.partial = False
         self.refill_at = 0.0
         self.lag: Lag | None = None
         self.reason = ""
+        # What a replay of the stream may repair; None: a snapshot is needed.
+        self.missing: Missing | None = None
         self.not_before = 0.0
         self.fetched_at = float("-inf")
+        # Where the stream was read to when the snapshot was asked for.
+        self.fetched_position = 0
         self.attempts = 0
         self.ticket = 0
         # Of the snapshot that is being fetched: the last event it includes, per feed.
         self.snapshot: dict[FeedKey, int] = {}
-        self.buffer: list[KvEvents] = []
+        self.buffer: list[Buffered] = []
         self.buffered_keys = 0
         self.overflowed = False
 
-    def drop_buffer(self) -> list[KvEvents]:
+    def drop_buffer(self) -> list[Buffered]:
         buffer, self.buffer, self.buffered_keys = self.buffer, [], 0
         return buffer
 

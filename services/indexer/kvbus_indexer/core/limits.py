@@ -14,3 +14,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     repair_backoff_s: float = 0.25
     repair_backoff_max_s: float = 10.0
     repair_give_up: int = 8
+    approximate: bool = True
+    max_predicted_keys: int = 200_000
+    predicted_ttl_s: float = 60.0
+    confirm_s: float = 2.0
+    approximate_ttl_s: float = 120.0
+    events_grace_s: float = 30.0
+    max_used_prefixes: int = 1024
+    use_halving_s: float = 600.0

@@ -22,12 +22,14 @@ class EventHandler:
         self._batches = metrics.counter("event_batches", "messages of the KV stream", ("outcome",))
 
     def __call__(self, subject: str, data: bytes, headers: Mapping[str, str], stream_seq: int) -> None:
+        now = self._clock()
+        self._catalog.delivered(stream_seq, now)
         try:
             batch = decode_events(data, headers.get("Content-Type", ""))
         except DecodeFailed as problem:
             self._batches.labels("bad").inc()
             self._log.warning("bad_event_batch", subject=subject, stream_seq=stream_seq, error=str(problem))
             return
-        self._catalog.apply(batch, self._clock())
+        self._catalog.apply(batch, now, stream_seq)
         self._batches.labels("ok").inc()
         self._changed()

@@ -29,6 +29,10 @@ class InstanceHandler:
         self._catalog.stream_caught_up(self._clock())
         self._changed()
 
+    def on_stream_replaced(self) -> None:
+        self._catalog.stream_replaced(self._clock())
+        self._changed()
+
     def on_reconnect(self) -> None:
         self._catalog.reconnected(self._clock())
         self._changed()
