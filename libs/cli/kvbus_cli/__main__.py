@@ -33,6 +33,10 @@ VERBS = {
     "router limits": Verb(
         "kvbus_cli.router.limits", "limits of workers at the routers, and changing them while they run"
     ),
+    "index query": Verb("kvbus_cli.index.query", "who holds how much of a prompt, per tier"),
+    "index top": Verb("kvbus_cli.index.top", "the prefixes that are read most, sharing, and reads per write"),
+    "index digest": Verb("kvbus_cli.index.digest", "whether the indexers know the same"),
+    "doctor": Verb("kvbus_cli.doctor.command", "what is there, what is missing, and what does not fit together"),
     "bench": Verb("kvbus_cli.bench.command", "measurements: bench startup, bench frontend, bench prefix-stability"),
     "check-config": Verb("kvbus_cli.service_verbs", "print the effective settings of a service and start nothing"),
     "version": Verb("kvbus_cli.version_command", "print versions"),

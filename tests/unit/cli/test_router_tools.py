@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from kvbus_cli.__main__ import main
+from kvbus_cli.asking import Reply
 from kvbus_cli.prompt.keys import KeyedPrompt, request_of
 from kvbus_cli.prompt.request_file import BadRequestFile
-from kvbus_cli.router.asking import Reply
 from kvbus_cli.router.explain import route_request
 from kvbus_cli.router.limits import DISAGREE, FAILED, LimitSettings, status
 from kvbus_cli.router.tables import explanation_lines, explanation_table, limits_lines, limits_table, plain
@@ -120,7 +120,7 @@ def test_the_router_is_asked_about_the_prompt_of_the_frontend() -> None:
 def test_without_a_bus_the_tools_say_so_and_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kvbus_cli.router.asking.CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("kvbus_cli.asking.CONNECT_TIMEOUT_S", 0.05)
     nowhere = ["--nats", "nats://127.0.0.1:1"]
     assert main(["router", "limits", *nowhere]) == 1
     assert main(["router", "explain", "--request-id", "r", *nowhere]) == 1

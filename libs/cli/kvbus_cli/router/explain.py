@@ -8,10 +8,10 @@ from typing import Annotated
 import msgspec
 from rich.console import Console
 
+from kvbus_cli.asking import NotAnswered, ask_each, ask_one, run
 from kvbus_cli.prompt.client import PromptFailed
 from kvbus_cli.prompt.keys import KeyedPrompt, keyed_prompt, request_of
 from kvbus_cli.prompt.request_file import BadRequestFile
-from kvbus_cli.router.asking import NotAnswered, ask_any, ask_each, run
 from kvbus_cli.router.tables import explanation_lines, explanation_table, plain
 from kvbus_cli.server_address import DEFAULT_URL
 from kvbus_runtime import log as logs
@@ -68,14 +68,15 @@ def _placed(settings: ExplainSettings) -> RouteExplanation:
     """Only the router that placed the request knows why. Raise NotAnswered."""
 
     async def ask(bus: Bus) -> RouteExplanation:
-        replies = await ask_each(bus, ExplainPlaced(request_id=settings.request_id), RouteExplanation)
+        question = ExplainPlaced(request_id=settings.request_id)
+        replies = await ask_each(bus, "router", bus.subjects.router_control, question, RouteExplanation)
         for reply in replies:
             if isinstance(reply.message, RouteExplanation):
                 return reply.message
-        problems = "\n".join(f"  {reply.router_id}: {reply.problem}" for reply in replies)
+        problems = "\n".join(f"  {reply.instance_id}: {reply.problem}" for reply in replies)
         raise NotAnswered(f"no router can explain {settings.request_id}:\n{problems}")
 
-    return run(settings, ask)
+    return run(settings, "router", ask)
 
 
 def _prompt(settings: ExplainSettings) -> RouteExplanation:
@@ -85,10 +86,11 @@ def _prompt(settings: ExplainSettings) -> RouteExplanation:
     request = route_request(keyed_prompt(settings.url, asked, headers), settings.session, settings.tenant)
 
     async def ask(bus: Bus) -> RouteExplanation:
-        told: RouteExplanation = await ask_any(bus, ExplainRoute(request=request), RouteExplanation)
+        question = ExplainRoute(request=request)
+        told: RouteExplanation = await ask_one(bus, bus.subjects.routers_control, question, RouteExplanation)
         return told
 
-    return run(settings, ask)
+    return run(settings, "router", ask)
 
 
 def route_request(prompt: KeyedPrompt, session: str, tenant: str) -> RouteRequest:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from rich.console import Console
 
-from kvbus_cli.router.asking import NotAnswered, Reply, ask_any, ask_each, run
+from kvbus_cli.asking import NotAnswered, Reply, ask_each, ask_one, run
 from kvbus_cli.router.tables import limits_lines, limits_table, plain
 from kvbus_runtime import log as logs
 from kvbus_runtime.bus import Bus
@@ -60,12 +60,12 @@ def main(argv: Sequence[str]) -> int:
 
     async def ask(bus: Bus) -> list[Reply]:
         if change is not None:
-            changed: RouterLimits = await ask_any(bus, change, RouterLimits)
+            changed: RouterLimits = await ask_one(bus, bus.subjects.routers_control, change, RouterLimits)
             return [Reply(changed.router_id, changed)]
-        return await ask_each(bus, GetLimits(), RouterLimits)
+        return await ask_each(bus, "router", bus.subjects.router_control, GetLimits(), RouterLimits)
 
     try:
-        replies = run(settings, ask)
+        replies = run(settings, "router", ask)
     except NotAnswered as failure:
         print(f"kvbus router limits: {failure}", file=sys.stderr)
         return FAILED
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
             console.print(line, soft_wrap=True)
     for reply in replies:
         if reply.problem:
-            print(f"kvbus router limits: {reply.router_id}: {reply.problem}", file=sys.stderr)
+            print(f"kvbus router limits: {reply.instance_id}: {reply.problem}", file=sys.stderr)
     return status(replies)
 
 

@@ -1,0 +1,1 @@
+"""`kvbus doctor`: what is there, what is missing, and what does not fit together."""

@@ -1,0 +1,158 @@
+"""What the facts mean. Pure: `gather` collects them."""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from kvbus_cli.asking import Reply
+from kvbus_cli.services import SERVICES
+from kvbus_wire.indexer import IndexDescription
+from kvbus_wire.records import InstanceRecord, ModelCard
+
+_NEEDED = ("frontend", "router", "worker")
+_MISSING = {
+    "frontend": "nobody serves the HTTP API",
+    "router": "no request can be placed",
+    "worker": "no request can be run",
+    "indexer": "routers place by load alone, and do not see what is cached where",
+    "kvbm": "blocks that leave a device are gone: there is no memory tier",
+}
+_SILENT = {
+    "declared": "its engine has no KV events; what it holds is guessed from routing decisions",
+    "silent": "it holds blocks and emits no KV events, so routers do not see what it has cached",
+    "unheard": "it says that it emits KV events, and none arrive: may it write to the event stream?",
+}
+
+
+class Level(StrEnum):
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line. ``about``: what was looked at."""
+
+    level: Level
+    about: str
+    text: str
+
+
+class EventStream(msgspec.Struct, frozen=True):
+    """The JetStream stream of KV events."""
+
+    created: str
+    first_seq: int
+    last_seq: int
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """``server``: of the bus, with its version. ``stream``: None when there is none."""
+
+    server: str
+    instances: list[InstanceRecord]
+    stream: EventStream | None
+    indexers: list[Reply]
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """In the order in which to read them."""
+    return [
+        Finding(Level.OK, "bus", facts.server),
+        *_services(facts.instances),
+        *_versions(facts.instances),
+        *_models(facts.instances),
+        *_stream(facts.stream),
+        *(finding for reply in facts.indexers for finding in _indexer(reply, facts.stream)),
+        *_sources(facts.indexers),
+    ]
+
+
+def _services(instances: Sequence[InstanceRecord]) -> Iterator[Finding]:
+    for service in SERVICES:
+        found = [record for record in instances if record.service == service]
+        if not found:
+            level = Level.PROBLEM if service in _NEEDED else Level.WARNING if service == "indexer" else Level.NOTE
+            yield Finding(level, service, f"none: {_MISSING[service]}")
+            continue
+        draining = [record.instance_id for record in found if record.draining]
+        names = ", ".join(record.instance_id for record in found)
+        yield Finding(Level.OK, service, f"{len(found)}: {names}")
+        if draining:
+            level = Level.WARNING if len(draining) == len(found) else Level.NOTE
+            yield Finding(level, service, f"draining: {', '.join(draining)}")
+
+
+def _versions(instances: Sequence[InstanceRecord]) -> Iterator[Finding]:
+    versions: dict[str, list[str]] = {}
+    for record in instances:
+        versions.setdefault(record.version, []).append(record.instance_id)
+    if len(versions) == 1:
+        yield Finding(Level.OK, "versions", f"all {next(iter(versions))}")
+    elif versions:
+        text = "; ".join(f"{version}: {', '.join(names)}" for version, names in sorted(versions.items()))
+        yield Finding(Level.WARNING, "versions", f"not the same everywhere: {text}")
+
+
+def _models(instances: Sequence[InstanceRecord]) -> Iterator[Finding]:
+    """Workers of one model have equal blocks, or a prompt has other keys for each."""
+    cards: dict[str, dict[tuple[object, ...], list[str]]] = {}
+    for record in instances:
+        if record.worker is not None:
+            card = record.worker.model
+            cards.setdefault(card.name, {}).setdefault(_identity(card), []).append(record.instance_id)
+    for model, variants in sorted(cards.items()):
+        if len(variants) == 1:
+            workers = next(iter(variants.values()))
+            yield Finding(Level.OK, "model", f"{model}: {len(workers)} workers")
+        else:
+            text = " / ".join(", ".join(workers) for workers in variants.values())
+            about = "weights, block size or KV layout differ, so their blocks are not the same"
+            yield Finding(Level.WARNING, "model", f"{model}: {about}: {text}")
+
+
+def _identity(card: ModelCard) -> tuple[object, ...]:
+    return card.fingerprint, card.block_size, card.kv_layout
+
+
+def _stream(stream: EventStream | None) -> Iterator[Finding]:
+    if stream is None:
+        yield Finding(Level.WARNING, "events", "there is no event stream (yet): workers make it, and indexers")
+    else:
+        yield Finding(Level.OK, "events", f"messages {stream.first_seq} to {stream.last_seq}")
+
+
+def _indexer(reply: Reply, stream: EventStream | None) -> Iterator[Finding]:
+    told = reply.message
+    if not isinstance(told, IndexDescription):
+        yield Finding(Level.PROBLEM, reply.instance_id, f"does not answer: {reply.problem}")
+        return
+    if not told.caught_up:
+        yield Finding(Level.WARNING, told.indexer_id, "is still reading the event stream")
+        return
+    text = f"{told.entries} entries, {told.blocks} blocks of {told.instances} instances"
+    yield Finding(Level.OK, told.indexer_id, text)
+    if stream is not None and told.stream != stream.created:
+        yield Finding(Level.PROBLEM, told.indexer_id, "reads an event stream that is not there any more")
+    elif stream is not None and told.position < stream.last_seq:
+        behind = stream.last_seq - told.position
+        yield Finding(Level.WARNING, told.indexer_id, f"is {behind} messages behind the event stream")
+    if told.in_repair:
+        yield Finding(Level.NOTE, told.indexer_id, f"{told.in_repair} instances are being repaired")
+    if told.partial:
+        yield Finding(Level.WARNING, told.indexer_id, f"is full: {told.partial} instances are known in part only")
+
+
+def _sources(indexers: Sequence[Reply]) -> Iterator[Finding]:
+    """Every indexer follows every worker, so one that hears it is enough."""
+    told = [reply.message for reply in indexers if isinstance(reply.message, IndexDescription)]
+    silent = [{worker.instance_id: worker.why for worker in description.silent} for description in told]
+    everywhere = set.intersection(*map(set, silent)) if silent else set()
+    for worker in sorted(everywhere):
+        why = silent[0][worker]
+        level = Level.NOTE if why == "declared" else Level.WARNING
+        yield Finding(level, worker, _SILENT.get(why, why))
+    if told and not everywhere:
+        yield Finding(Level.OK, "event sources", "every worker that works is heard")

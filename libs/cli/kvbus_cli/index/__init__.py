@@ -1,0 +1,1 @@
+"""`kvbus index query`, `kvbus index top` and `kvbus index digest`: questions to the indexers that run."""

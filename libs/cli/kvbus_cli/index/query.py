@@ -1,0 +1,94 @@
+"""`kvbus index query`: who holds how much of a prompt."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from kvbus_cli.asking import NotAnswered, ask_one, run
+from kvbus_cli.index.settings import (
+    IndexToolSettings,
+    failed,
+    print_json,
+    print_table,
+    right_aligned,
+    settings_of,
+)
+from kvbus_cli.prompt.client import PromptFailed
+from kvbus_cli.prompt.keys import KeyedPrompt, keyed_prompt, request_of
+from kvbus_cli.prompt.request_file import BadRequestFile
+from kvbus_cli.server_address import DEFAULT_URL
+from kvbus_runtime.bus import Bus
+from kvbus_runtime.settings import Flag
+from kvbus_wire.indexer import IndexQuery, IndexReply, Match
+
+
+class QuerySettings(IndexToolSettings, frozen=True, kw_only=True):
+    """A prompt in one of three forms."""
+
+    messages: Annotated[str, Flag("a request's body (JSON; - is the standard input)", metavar="FILE")] = ""
+    text: Annotated[str, Flag("a prompt as it is, without a chat template")] = ""
+    tokens: Annotated[str, Flag("a prompt as token ids, separated by commas", metavar="IDS")] = ""
+    model: Annotated[str, Flag("model of the prompt (empty: that of the body)", metavar="NAME")] = ""
+    url: Annotated[str, Flag("a frontend, which makes the block keys of the prompt")] = DEFAULT_URL
+    api_key: Annotated[str, Flag("sent to it as bearer token", secret=True)] = ""
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """One line of the answer. ``tokens``: of the prompt, from its beginning on."""
+
+    instance_id: str
+    tier: str
+    blocks: int
+    tokens: int
+    predicted: bool
+
+
+class Holdings(msgspec.Struct, frozen=True):
+    """What `kvbus index query --json` prints."""
+
+    model: str
+    tokens: int
+    blocks: int
+    block_size: int
+    holdings: list[Holding]
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = settings_of(
+        QuerySettings, "query", "Show which instances hold how much of a prompt, in which tier.", list(argv)
+    )
+    try:
+        asked = request_of(model=settings.model, text=settings.text, tokens=settings.tokens, messages=settings.messages)
+        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        prompt = keyed_prompt(settings.url, asked, headers)
+
+        async def ask(bus: Bus) -> IndexReply:
+            query = IndexQuery(model=prompt.model, keys=prompt.keys, counts=False)
+            reply: IndexReply = await ask_one(bus, bus.subjects.index_query(prompt.model), query, IndexReply)
+            return reply
+
+        told = holdings(prompt, run(settings, "indexer", ask).matches)
+    except (BadRequestFile, NotAnswered, PromptFailed) as failure:
+        return failed("query", failure)
+    if settings.json:
+        print_json(told)
+        return 0
+    table = right_aligned("instance", "tier", "blocks", "tokens", "of the prompt", "", first=2)
+    for holding in told.holdings:
+        share = f"{holding.tokens / told.tokens:.1%}" if told.tokens else ""
+        predicted = "predicted" if holding.predicted else ""
+        table.add_row(holding.instance_id, holding.tier, str(holding.blocks), str(holding.tokens), share, predicted)
+    facts = f"{told.model} · {told.tokens} tokens · {told.blocks} blocks of {told.block_size}"
+    print_table(table, facts, *([] if told.holdings else ["nobody holds the beginning of this prompt"]))
+    return 0
+
+
+def holdings(prompt: KeyedPrompt, matches: Sequence[Match]) -> Holdings:
+    """Deepest first."""
+    lines = [
+        Holding(match.instance_id, match.tier, match.depth, match.depth * prompt.block_size, match.predicted)
+        for match in matches
+    ]
+    lines.sort(key=lambda line: (-line.blocks, line.tier, line.instance_id, line.predicted))
+    return Holdings(prompt.model, prompt.tokens, len(prompt.keys) // 16, prompt.block_size, lines)
