@@ -9,6 +9,7 @@ from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.http_server import HttpServer
 from kvbus_frontend.adapters.models import Models
 from kvbus_frontend.adapters.response_store import ResponseStore, cluster_sealer
+from kvbus_frontend.adapters.speculation import Speculator
 from kvbus_frontend.handlers.api import Api
 from kvbus_frontend.handlers.chat import ChatHandler
 from kvbus_frontend.handlers.chat_flow import ChatFlow
@@ -59,6 +60,7 @@ class Frontend:
 
     async def drain(self, reason: str) -> None:
         self._api.admission.draining = True
+        self._api.speculator.stop()
         try:
             await self._api.wait_idle()
         except asyncio.CancelledError:
@@ -93,7 +95,8 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
         service.log,
         service.spawn,
     )
-    api = Api(settings, models, generator, executor, service.metrics, service.log)
+    speculator = Speculator(generator, executor, settings, service.metrics, service.log, service.spawn)
+    api = Api(settings, models, generator, speculator, executor, service.metrics, service.log)
     flow = ChatFlow(api)
     responses = await _responses_flow(service, settings, api, flow)
     background = BackgroundResponses(api, responses, service)

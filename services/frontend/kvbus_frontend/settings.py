@@ -98,6 +98,15 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     retry_pause_s: Annotated[float, Flag("pause before the first retry; doubles up to 2 s")] = 0.1
     migration_limit: Annotated[int, Flag("how often a request moves on when its worker fails")] = 3
 
+    speculative_prefill: Annotated[
+        str,
+        Flag("compute how the next prompt begins once an answer has ended", choices=("asked", "always", "never")),
+    ] = "asked"
+    max_speculative_prefills: Annotated[int, Flag("predicted prompts that are computed at a time")] = 16
+    speculative_prefill_tokens: Annotated[int, Flag("most tokens that are computed of a predicted prompt")] = 32_768
+    speculative_prefill_min_tokens: Annotated[int, Flag("with fewer new tokens than this it is not worth it")] = 32
+    speculative_prefill_s: Annotated[float, Flag("a predicted prompt that is not computed by then is given up")] = 20.0
+
     keep_alive_s: Annotated[float, Flag("a stream that is silent this long gets an event that says nothing")] = 10.0
     stream_buffer_chars: Annotated[int, Flag("text kept for a client that reads slowly; beyond it is cut off")] = (
         1 << 20
@@ -127,7 +136,8 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
             "response_ttl_s", "response_store_bytes", "response_store_entries", "max_stored_response_bytes",
             "response_events_bytes", "response_events_ttl_s", "max_websockets", "max_websocket_frames", "websocket_lifetime_s",
             "keep_alive_s", "stream_buffer_chars", "write_timeout_s", "tokenizer_threads", "absent_model_s", "body_total_timeout_s",
-            "max_schema_bytes", "max_schema_depth", "compaction_max_tokens",
+            "max_schema_bytes", "max_schema_depth", "compaction_max_tokens", "max_speculative_prefills",
+            "speculative_prefill_tokens", "speculative_prefill_min_tokens", "speculative_prefill_s",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus_router.core.chains import common_blocks
+from kvbus_blocks.chains import common_blocks
 from kvbus_router.core.queue import WaitingQueue
 
 AGING = 0.25

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvbus_router.core.chains import common_blocks
+from kvbus_blocks.chains import common_blocks
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
 from kvbus_router.core.state import Ending, RouterState

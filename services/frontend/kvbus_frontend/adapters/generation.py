@@ -94,7 +94,7 @@ class Generator:
         Close it (``aclosing``) when no more is wanted: the worker is told then, with ``reason()``, and the router that the
         request is over. The caller bounds the time.
         """
-        state = Progression(job, self._settings.migration_limit)
+        state = Progression(job, 0 if job.speculative else self._settings.migration_limit)
         while True:
             try:
                 async with aclosing(self._attempt(state, reason)) as events:

@@ -1,10 +1,10 @@
 """All choices of one HTTP request, running side by side into one bounded buffer."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,21 +13,33 @@ from kvbus_frontend.core.choice_stream import ChoiceStream, Said
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.failures import internal_error
 from kvbus_frontend.core.outputs import BufferFull, ChoiceOutput, Finish, OutputBuffer
+from kvbus_parsers import Event as ParserEvent
 from kvbus_protocols.errors import ApiError
 from kvbus_protocols.generation import Usage
 from kvbus_wire.router import RouteExplanation
 
 
+class Listener(Protocol):
+    """Hears what a choice says."""
+
+    def hear(self, events: Iterable[ParserEvent]) -> None: ...
+
+    def end(self, choice: "Choice", finish: Finish) -> None:
+        """The choice has ended by itself."""
+
+
 class Choice(msgspec.Struct):
     """One choice. ``leader``: the choice with the same prompt that is placed first; the others go to its worker.
 
-    ``stop_token_ids``: those that the request named, and that the response names when one ended the choice.
+    ``stop_token_ids``: those that the request named, and that the response names when one ended the choice. ``listener``: hears
+    what it says, before the client does.
     """
 
     job: Job
     stream: ChoiceStream
     leader: int
     stop_token_ids: tuple[int, ...] = ()
+    listener: Listener | None = None
     cached_tokens: int = 0
     worker_id: str = ""
     explanation: RouteExplanation | None = None
@@ -167,14 +179,18 @@ class RequestRun:
                 if not self._has_token:
                     self._has_token = True
                     self._on_first_token()
-                return self._put(index, choice.stream.push(ids, logprobs))
+                return self._put(index, choice, choice.stream.push(ids, logprobs))
             case Finished(reason, stop_token_id):
                 stop = stop_token_id if stop_token_id in choice.stop_token_ids else None
-                return self._put(index, choice.stream.finish(Finish(reason, stop)))
+                return self._put(index, choice, choice.stream.finish(Finish(reason, stop)))
         self._news.set()
         return False
 
-    def _put(self, index: int, said: Said) -> bool:
+    def _put(self, index: int, choice: Choice, said: Said) -> bool:
+        if choice.listener is not None:
+            choice.listener.hear(said.events)
+            if said.finish is not None:
+                choice.listener.end(choice, said.finish)
         try:
             self._buffer.put(index, said.events, said.tokens)
         except BufferFull:

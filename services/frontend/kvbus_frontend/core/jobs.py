@@ -34,7 +34,7 @@ class JobTemplate:
         self._allowed = allowed
         self._deadline_ms = deadline_ms
         self._tenant = tenant
-        self._hints = msgspec.structs.replace(hints_of(request), input_trigger=input_trigger)
+        self.hints = msgspec.structs.replace(hints_of(request), input_trigger=input_trigger)
         self._guidance = guidance
         self._retention = retention
 
@@ -54,7 +54,7 @@ class JobTemplate:
             deadline_ms=self._deadline_ms,
             cache_salt=salt_of(request),
             tenant=self._tenant,
-            hints=self._hints,
+            hints=self.hints,
             session=session_of(request),
             retention=self._retention,
             mock=mock_of(request),

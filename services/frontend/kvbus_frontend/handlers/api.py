@@ -15,6 +15,7 @@ from kvbus_frontend.adapters.event_stream import EventSink, EventStream, id_head
 from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.adapters.request_run import Choice, RequestRun
+from kvbus_frontend.adapters.speculation import Speculator
 from kvbus_frontend.core.admission import Admission
 from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.failures import told
@@ -85,12 +86,14 @@ class Api:
         settings: FrontendSettings,
         models: Models,
         generator: Generator,
+        speculator: Speculator,
         executor: Executor,
         metrics: Metrics,
         log: Any,
     ) -> None:
         self.settings = settings
         self.models = models
+        self.speculator = speculator
         self.meters = Meters(metrics)
         self.prompt_cache = PromptCache(settings.prompt_cache_bytes)
         self._written_calls = WrittenCalls(

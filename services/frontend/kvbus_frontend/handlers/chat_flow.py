@@ -1,6 +1,7 @@
 """A conversation's way from a request of any chat-like API to its answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -11,18 +12,21 @@ from kvbus_frontend.core.choice_stream import ChoiceStream
 from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.formats import TAIL_CHARS, parser_for, prompt_reasoning
 from kvbus_frontend.core.guidance import CHAT_FIELDS, FIELDS, FieldNames, Guided, guidance_of
-from kvbus_frontend.core.outputs import Output
+from kvbus_frontend.core.outputs import Finish, Output
 from kvbus_frontend.core.prompt import Prompt, encoded_prompt, given_prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, raw_segments, render_conversation
 from kvbus_frontend.core.retention import covered_segments, retention_of
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.core.schemas import SchemaLimits
+from kvbus_frontend.core.speculation import SaidParts, known_beginning, next_conversation
 from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.core.triggers import input_trigger
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
-from kvbus_protocols.conversation import Conversation
-from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment
-from kvbus_wire.request import Retention
+from kvbus_parsers import Event
+from kvbus_protocols.conversation import Conversation, Part
+from kvbus_protocols.errors import ApiError
+from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment, TextNotEncodable
+from kvbus_wire.request import AgentHints, Retention
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -77,7 +81,9 @@ class ChatFlow:
         conversation = self._stability.stabilised(conversation)
         fields, limits = FIELDS.get(ticket.api, CHAT_FIELDS), self._schema_limits
         rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model, self._api, fields, limits))
-        return Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
+        begun = Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
+        self._api.speculator.give_way(begun.choices[0].job)
+        return begun
 
     async def count(self, conversation: Conversation, *, size_bytes: int) -> int:
         """Tokens of the prompt that `answer` would send. Raise ApiError."""
@@ -106,6 +112,7 @@ class ChatFlow:
             retention=rendered.retention,
         )
         n = request.n or 1
+        listener = FollowUp(conversation, model, self._api) if n == 1 and self._speculates(template.hints) else None
         return [
             Choice(
                 template.job(
@@ -117,9 +124,55 @@ class ChatFlow:
                 _choice_stream(conversation, model, rendered, self._api),
                 leader=0,
                 stop_token_ids=tuple(request.stop_token_ids or ()),
+                listener=listener,
             )
             for i in range(n)
         ]
+
+    def _speculates(self, hints: AgentHints) -> bool:
+        mode = self._api.settings.speculative_prefill
+        return mode == "always" or (mode == "asked" and hints.speculative_prefill)
+
+
+class FollowUp:
+    """Hears an answer, and has the beginning of the prompt that will follow it computed."""
+
+    def __init__(self, conversation: Conversation, model: ServedModel, api: Api) -> None:
+        self._conversation = conversation
+        self._model = model
+        self._api = api
+        self._said = SaidParts()
+
+    def hear(self, events: Iterable[Event]) -> None:
+        self._said.hear(events)
+
+    def end(self, choice: Choice, finish: Finish) -> None:
+        """An answer that was cut off is not what the client will go on from, and behind the last one of a session comes nothing."""
+        session = choice.job.session
+        if finish.reason == "stop" and not (session is not None and session.final):
+            said = self._said.parts()
+            predict = partial(_predicted, self._conversation, said, self._model, self._api)
+            self._api.speculator.begin(choice.job, choice.worker_id, choice.stream.token_ids, predict)
+
+
+def _predicted(conversation: Conversation, said: Sequence[Part], model: ServedModel, api: Api) -> Prompt | None:
+    """How the next prompt begins; None when nothing can be told."""
+    follows = next_conversation(conversation, said)
+    if follows is None:
+        return None
+    salt = salt_of(conversation.generation)
+    try:
+        segments = known_beginning(rendered(follows, model, api.find_written(salt)))
+        encoded = encoded_prompt(
+            segments,
+            model.text.tokenizer,
+            api.prompt_cache,
+            context_length=model.card.context_length,
+            param="messages",
+        )
+    except (ApiError, TextNotEncodable):
+        return None
+    return prompt_of(encoded, api.prompt_cache, model.card, salt=salt)
 
 
 def _choice_stream(conversation: Conversation, model: ServedModel, rendered: Rendered, api: Api) -> ChoiceStream:

@@ -4,7 +4,7 @@ A placed request's keys count from its placement until a moment after its first 
 fan-out of equal prompts so finds the one worker that computes their prefix already.
 """
 
-from kvbus_router.core.chains import common_blocks
+from kvbus_blocks.chains import common_blocks
 
 
 class _Prefix:
