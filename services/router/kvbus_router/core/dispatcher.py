@@ -345,11 +345,15 @@ class Dispatcher:
         return True
 
     def _cost_of_following(self, item: Item, full: Estimate) -> float:
-        """Those who wait for the same worker come before it, and each takes a slot for a while."""
+        """Those who wait for the same worker come before it, and each takes a slot for a while: about as long as it does itself,
+        since they are of one fan-out."""
         worker = self.state.worker(full.worker_id)
         slots = 1 if worker is None else max(1, worker.worker.max_num_seqs)
-        each_s = full.prefill_s + self.weights.expected_output_tokens * full.decode_step_s / slots
+        each_s = full.prefill_s + self._expected_output(item.request) * full.decode_step_s / slots
         return full.cost_s + self.room.ahead(item, full.worker_id) * each_s
+
+    def _expected_output(self, request: RouteRequest) -> int:
+        return min(request.hints.osl or self.weights.expected_output_tokens, request.max_tokens)
 
     def _decision(self, item: Item, chosen: Estimate) -> Decision:
         request, session = item.request, item.request.session
@@ -361,7 +365,7 @@ class Dispatcher:
             incarnation=chosen.incarnation,
             prompt_tokens=request.prompt_tokens,
             uncached_tokens=chosen.uncached_tokens,
-            expected_output=min(request.hints.osl or self.weights.expected_output_tokens, request.max_tokens),
+            expected_output=self._expected_output(request),
             keys=request.keys,
             session_id=session.id if session is not None and not session.final else "",
             tenant=request.tenant,
