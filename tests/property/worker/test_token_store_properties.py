@@ -31,7 +31,7 @@ def test_the_store_follows_the_cache_and_its_snapshot_is_complete(
             if not cache.can_allocate(1):
                 break
             cache.allocate(1)
-            cache.publish(keys[i - 1] if i else b"", keys[i], packed[4 * BLOCK * i : 4 * BLOCK * (i + 1)])
+            cache.publish(keys[i - 1] if i else b"", [keys[i]], [packed[4 * BLOCK * i : 4 * BLOCK * (i + 1)]])
             held = i + 1
         cache.release(keys[:held])
         for event in cache.take_events():

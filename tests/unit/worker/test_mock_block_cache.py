@@ -6,10 +6,7 @@ A, B, C, D = b"a", b"b", b"c", b"d"
 
 def _publish_chain(cache: BlockCache, keys: list[bytes]) -> None:
     cache.allocate(len(keys))
-    parent = b""
-    for key in keys:
-        cache.publish(parent, key, key * 4)
-        parent = key
+    cache.publish(b"", keys, [key * 4 for key in keys])
 
 
 def test_a_full_block_is_announced_with_its_parent_and_tokens() -> None:
@@ -67,3 +64,26 @@ def test_nothing_is_adopted_below_a_missing_parent() -> None:
     cache = BlockCache(3)
     assert cache.adopt(A, [B], [b""]) == 0
     assert cache.cached == 0
+
+
+def test_blocks_that_another_sequence_was_faster_with_are_used_and_the_rest_is_its_own() -> None:
+    cache = BlockCache(6)
+    _publish_chain(cache, [A, B])
+    cache.take_events()
+    _publish_chain(cache, [A, B, C, D])
+    assert cache.take_events() == (BlocksStored(B, (C, D), (C * 4, D * 4)),)
+    assert (cache.in_use, cache.cached) == (4, 4)
+    cache.release([A, B, C, D])
+    assert (cache.in_use, cache.cached) == (2, 4)
+    cache.check_integrity()
+
+
+def test_the_users_of_a_beginning_only_do_not_hold_what_follows_it() -> None:
+    cache = BlockCache(4)
+    _publish_chain(cache, [A, B, C, D])
+    cache.release([A, B, C, D])
+    assert cache.acquire([A, b"x"]) == 1
+    assert (cache.in_use, cache.available) == (1, 3)
+    cache.allocate(3)
+    assert cache.leading([A, B, C, D]) == 1
+    cache.check_integrity()

@@ -115,22 +115,23 @@ class BlockCache:
         """Give private blocks back."""
         self._private -= count
 
-    def publish(self, parent: bytes, key: bytes, tokens: bytes) -> None:
-        """A private block is full: it becomes cached, referenced by its owner. An equal block that is there is used instead.
+    def publish(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> None:
+        """Private blocks that follow each other are full: they become cached, referenced by their owner. Equal ones that are there
+        are used instead.
 
         ``parent`` must be referenced by the caller (or the root).
         """
-        self._private -= 1
-        run = self._runs.get(key)
-        if run is None:
-            self._insert(parent, key, tokens)
-            return
-        # Its owner uses all above it already.
-        run = self._divide(run, 1)
-        if not run.users:
-            self._idle -= 1
-        run.users += 1
-        self._join(run)
+        self._private -= len(keys)
+        there = self.leading(keys)
+        for key in keys[:there]:
+            # Its owner uses all above it already.
+            run = self._divide(self._runs[key], 1)
+            if not run.users:
+                self._idle -= 1
+            run.users += 1
+            self._join(run)
+        if there < len(keys):
+            self._insert(keys[there - 1] if there else parent, keys[there:], tokens[there:])
 
     def adopt(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> int:
         """Cache blocks from elsewhere, idle; how many leading ones are cached afterwards. Takes only available room."""
@@ -141,16 +142,14 @@ class BlockCache:
         last = keys[there - 1] if there else parent
         if last != ROOT:
             self._reference(self._ending_at(last))
-        for key, packed in zip(keys[there:], tokens[there:], strict=True):
-            if not self.can_allocate(1):
-                break
-            self._make_room(1)
-            self._insert(last, key, packed)
-            last = key
-            there += 1
+        end = min(len(keys), there + self.available)
+        if there < end:
+            self._make_room(end - there)
+            self._insert(last, keys[there:end], tokens[there:end])
+            last = keys[end - 1]
         if last != ROOT:
             self.release((last,))
-        return there
+        return end
 
     def take_events(self) -> tuple[BlockEvent, ...]:
         return self._events.take()
@@ -186,17 +185,18 @@ class BlockCache:
             run.users += 1
             run = run.parent
 
-    def _insert(self, parent: bytes, key: bytes, tokens: bytes) -> None:
-        """A new block with one user, who uses ``parent`` as well, which therefore is the end of its run."""
+    def _insert(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> None:
+        """New blocks with one user, who uses ``parent`` as well, which therefore is the end of its run."""
         above = self._runs[parent] if parent != ROOT else None
         if above is not None and above.users == 1 and not above.children:
-            above.keys.append(key)
-            self._runs[key] = above
+            above.keys += keys
+            run = above
         else:
-            run = self._runs[key] = _Run(above, [key], users=1)
+            run = _Run(above, list(keys), users=1)
             if above is not None:
                 above.children.add(run)
-        self._events.stored(parent, key, tokens)
+        self._runs.update(dict.fromkeys(keys, run))
+        self._events.stored(parent, keys, tokens)
 
     def _ending_at(self, key: bytes) -> _Run:
         """The run of a block, divided behind it if need be."""
@@ -247,11 +247,12 @@ class BlockCache:
             if not run.is_evictable or run.last_used != stamp:
                 heappop(self._evictable)
                 continue
-            for _ in range(min(short, len(run.keys))):
-                key = run.keys.pop()
+            gone = run.keys[: -short - 1 : -1]
+            del run.keys[-len(gone) :]
+            for key in gone:
                 del self._runs[key]
-                self._idle -= 1
-                self._events.removed(key)
+            self._idle -= len(gone)
+            self._events.removed(gone)
             if not run.keys and run.parent is not None:
                 run.parent.children.remove(run)
                 self._offer(run.parent)
@@ -280,18 +281,18 @@ class _Events:
         self._tokens: list[bytes] = []
         self._removed: list[bytes] = []
 
-    def stored(self, parent: bytes, key: bytes, tokens: bytes) -> None:
+    def stored(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> None:
         if self._removed or (self._stored and self._stored[-1] != parent):
             self._flush()
         if not self._stored:
             self._parent = parent
-        self._stored.append(key)
-        self._tokens.append(tokens)
+        self._stored += keys
+        self._tokens += tokens
 
-    def removed(self, key: bytes) -> None:
+    def removed(self, keys: Sequence[bytes]) -> None:
         if self._stored:
             self._flush()
-        self._removed.append(key)
+        self._removed += keys
 
     def take(self) -> tuple[BlockEvent, ...]:
         self._flush()

@@ -319,12 +319,14 @@ class MockScheduler:
     def _advance(self, sequence: Sequence, computed: int) -> None:
         """Account the computed tokens and publish the blocks that are full now."""
         sequence.computed = computed
-        for index in range(sequence.published, computed // self.limits.block_size):
-            parent, key, tokens = sequence.text.block(index)
-            self.cache.publish(parent, key, tokens)
-            self._prompts.computed(sequence, key)
-            sequence.private -= 1
-            sequence.published += 1
+        full = computed // self.limits.block_size
+        if full > sequence.published:
+            parent, keys, tokens = sequence.text.blocks(sequence.published, full)
+            self.cache.publish(parent, keys, tokens)
+            for key in keys:
+                self._prompts.computed(sequence, key)
+            sequence.private -= len(keys)
+            sequence.published = full
 
     def _leave(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request.request_id]

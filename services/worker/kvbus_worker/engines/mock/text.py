@@ -18,8 +18,8 @@ class Text(Protocol):
     def keys(self, count: int) -> Sequence[bytes]:
         """Keys of the first ``count`` whole blocks."""
 
-    def block(self, index: int) -> tuple[bytes, bytes, bytes]:
-        """Parent key, key and packed tokens of a whole block."""
+    def blocks(self, start: int, end: int) -> tuple[bytes, Sequence[bytes], Sequence[bytes]]:
+        """The key above whole block ``start``, then keys and packed tokens of those from ``start`` to before ``end``."""
 
 
 class TokenText:
@@ -42,11 +42,12 @@ class TokenText:
         self._compute_keys(count)
         return self._keys[:count]
 
-    def block(self, index: int) -> tuple[bytes, bytes, bytes]:
-        self._compute_keys(index + 1)
+    def blocks(self, start: int, end: int) -> tuple[bytes, Sequence[bytes], Sequence[bytes]]:
+        self._compute_keys(end)
         size = self._block_size * TOKEN_BYTES
-        parent = self._keys[index - 1] if index else ROOT
-        return parent, self._keys[index], self._packed[index * size : (index + 1) * size]
+        parent = self._keys[start - 1] if start else ROOT
+        tokens = [self._packed[at : at + size] for at in range(start * size, end * size, size)]
+        return parent, self._keys[start:end], tokens
 
     def _compute_keys(self, count: int) -> None:
         if count > len(self._keys):
