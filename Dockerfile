@@ -1,6 +1,6 @@
 # One image for every service; the command selects which: docker run kvbus frontend --nats nats://host:4222
 #   --build-arg TORCH=               no torch: everything but workers with the torch engine (a tenth of the size)
-#   --build-arg EXTRAS=models,nkeys  extras of the distribution
+#   --build-arg EXTRAS=index,models,nkeys  extras of the distribution
 ARG PYTHON_IMAGE=python:3.11-slim
 
 FROM ${PYTHON_IMAGE} AS build
@@ -10,7 +10,7 @@ RUN python3 -m venv /opt/kvbus
 ARG TORCH=torch==2.13.0
 RUN [ -z "$TORCH" ] || /opt/kvbus/bin/pip install $TORCH
 WORKDIR /src
-ARG EXTRAS=models,nkeys
+ARG EXTRAS=index,models,nkeys
 COPY pyproject.toml README.md LICENSE ./
 COPY deploy/docker/requirements.py deploy/docker/requirements.py
 RUN python3 deploy/docker/requirements.py "$EXTRAS${TORCH:+,torch}" >/tmp/requirements.txt \
@@ -20,6 +20,7 @@ COPY services services
 RUN /opt/kvbus/bin/pip install --no-deps --no-build-isolation .
 
 FROM ${PYTHON_IMAGE}
+ARG EXTRAS=index,models,nkeys
 RUN useradd --uid 10001 --create-home --home-dir /home/kvbus kvbus \
     && install -d -o kvbus -g kvbus /models /var/lib/kvbus /run/kvbus
 COPY --from=build /opt/kvbus /opt/kvbus
@@ -30,6 +31,8 @@ ENV PATH=/opt/kvbus/bin:$PATH \
     KVBUS_HEALTH_PORT=9000 \
     KVBUS_LOG_FORMAT=json
 USER kvbus
+# For the processor the image is built on; on another one the indexer compiles once, at its first start.
+RUN case ",$EXTRAS," in *,index,*) python3 -m kvbus_blocks.flash ;; esac
 WORKDIR /home/kvbus
 EXPOSE 8000 9000
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=30 \

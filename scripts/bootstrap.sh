@@ -13,8 +13,8 @@ TORCH=${TORCH-torch==2.13.0}
 cd "$(dirname "$0")/.."
 
 case $kind in
-    run) extras=models,nats,nkeys ;;
-    dev) extras=models,nats,nkeys,bench,dev ;;
+    run) extras=index,models,nats,nkeys ;;
+    dev) extras=index,models,nats,nkeys,bench,dev ;;
     *) echo "bootstrap: unknown kind '$kind'" >&2; exit 2 ;;
 esac
 [ -z "$TORCH" ] || extras=torch,$extras
@@ -77,4 +77,6 @@ if [ -n "$TORCH" ]; then
 fi
 say "installing kvbus with the extras $extras"
 "$VENV/bin/python" -m pip install --disable-pip-version-check -e ".[$extras]"
+say "compiling the index for this processor"
+"$VENV/bin/python" -m kvbus_blocks.flash || say "not compiled: the indexer uses the plain index, and says so"
 wanted "$kind" >"$VENV/.kvbus-$kind"

@@ -50,8 +50,15 @@ class Held(NamedTuple):
     parents: "array[int]"
 
 
+class IndexMemory(NamedTuple):
+    """``owner_sets``: distinct sets of owners that blocks have; ``size_bytes``: what the index takes, roughly."""
+
+    owner_sets: int
+    size_bytes: int
+
+
 class PrefixIndex(Protocol):
-    """One model's index. Not thread-safe."""
+    """One model's index. `FlashIndex` may be used by several threads, `PlainIndex` may not."""
 
     def store(self, owner: Owner, parent: int | None, keys: Sequence[int]) -> StoreOutcome:
         """The owner holds ``keys``, one after the other below ``parent`` (None: the root). Idempotent."""
@@ -75,6 +82,9 @@ class PrefixIndex(Protocol):
         """Everything that the owner holds, as of this moment. Storing each key below its parent, in any order, makes it again."""
 
     def sizes(self) -> IndexSizes:
+        """In constant time. While another thread changes the index, the numbers may be of neighbouring moments."""
+
+    def memory(self) -> IndexMemory:
         """In constant time."""
 
     def check_integrity(self) -> None:

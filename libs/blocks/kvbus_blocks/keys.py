@@ -7,7 +7,11 @@ The chain starts below the empty parent. Two requests share a block exactly when
 block are equal; tenants with different salts share nothing.
 """
 
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import overload
 
 import msgspec
 
@@ -43,3 +47,41 @@ def chain_keys(domain_key: bytes, tokens: bytes | memoryview, block_size: int, p
         parent = state.digest()
         keys.append(parent)
     return keys
+
+
+class ShortKeys(Sequence[int]):
+    """The low 64 bits of each of the packed keys, on which indexes route, read where they lie: making it costs nothing.
+
+    Raise ValueError when the length is no multiple of 16.
+    """
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        if len(packed) % KEY_BYTES:
+            raise ValueError(f"{len(packed)} bytes are no multiple of the key size {KEY_BYTES}")
+        self.packed = packed
+
+    def __len__(self) -> int:
+        return len(self.packed) // KEY_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return self._words()[index]
+        start = range(0, len(self.packed), KEY_BYTES)[index]
+        return int.from_bytes(self.packed[start : start + KEY_BYTES // 2], "little")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._words())
+
+    def _words(self) -> "array[int]":
+        words = array("Q", self.packed)
+        if sys.byteorder == "big":
+            words.byteswap()
+        return words[::2]

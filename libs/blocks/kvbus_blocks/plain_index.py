@@ -14,7 +14,7 @@ so along a chain the reachable sets only shrink, which is what `match` searches 
 from array import array
 from collections.abc import Iterator, Sequence
 
-from kvbus_blocks.index import Held, IndexSizes, Owner, StoreOutcome
+from kvbus_blocks.index import Held, IndexMemory, IndexSizes, Owner, StoreOutcome
 
 _ROOT = -1
 _UNKNOWN = -2
@@ -22,6 +22,7 @@ _UNKNOWN = -2
 _STRIDE = 64
 # Equal masks share one int object up to this many distinct ones; beyond it sharing starts anew (memory, not correctness).
 _MAX_INTERNED = 4096
+_BYTES_PER_ENTRY = 250
 
 
 class _Node:
@@ -177,6 +178,9 @@ class PlainIndex:
 
     def sizes(self) -> IndexSizes:
         return IndexSizes(len(self._nodes) - self._placeholders, self._entries, len(self._slots), self._orphans)
+
+    def memory(self) -> IndexMemory:
+        return IndexMemory(len(self._interned), _BYTES_PER_ENTRY * self._entries)
 
     def check_integrity(self) -> None:
         entries = orphans = placeholders = 0

@@ -2,9 +2,9 @@
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from kvbus_blocks.keys import KEY_BYTES
+from kvbus_blocks.keys import KEY_BYTES, ShortKeys
 
 TOKEN_BYTES = 4
 
@@ -42,12 +42,6 @@ def short_key(key: bytes) -> int:
     return int.from_bytes(key[:8], "little")
 
 
-def short_keys(data: bytes) -> Sequence[int]:
+def short_keys(data: bytes) -> ShortKeys:
     """`short_key` of each packed key. Raise ValueError when the length is no multiple of 16."""
-    if len(data) % KEY_BYTES:
-        raise ValueError(f"{len(data)} bytes are no multiple of the key size {KEY_BYTES}")
-    words = array("Q")
-    words.frombytes(data)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words[::2]
+    return ShortKeys(data)

@@ -1,11 +1,14 @@
 """The prefix index against a naive model: per owner a plain set of keys, and a walk for each query."""
 
+from collections.abc import Callable
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvbus_blocks.index import Owner
+from kvbus_blocks.index import Owner, PrefixIndex
 from kvbus_blocks.plain_index import PlainIndex
+from kvbus_testkit.flash import flash_index
 
 OWNERS = [Owner(instance, tier) for instance in "abc" for tier in ("g1", "g2")]
 owners = st.sampled_from(OWNERS)
@@ -23,9 +26,11 @@ def chain_to(key: int) -> list[int]:
 
 
 class IndexMachine(RuleBasedStateMachine):
+    make_index: Callable[[], PrefixIndex]
+
     def __init__(self) -> None:
         super().__init__()
-        self.index = PlainIndex()
+        self.index = self.make_index()
         self.held: dict[Owner, set[int]] = {owner: set() for owner in OWNERS}
 
     @rule(owner=owners, leaf=st.integers(1, DEEPEST), skip=st.integers(0, 6))
@@ -72,7 +77,7 @@ class IndexMachine(RuleBasedStateMachine):
     def copy(self) -> None:
         """What `held` tells makes the same index again, in whatever order it is stored."""
         assert set(self.index.owners()) == {owner for owner in OWNERS if self.held[owner]}
-        twin = PlainIndex()
+        twin = self.make_index()
         for owner in OWNERS:
             keys, parents = self.index.held(owner)
             assert dict(zip(keys, parents, strict=True)) == {key: key // 2 or key for key in self.held[owner]}
@@ -95,5 +100,65 @@ class IndexMachine(RuleBasedStateMachine):
         )
 
 
-TestIndexAgainstTheModel = IndexMachine.TestCase
-TestIndexAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class PlainMachine(IndexMachine):
+    make_index = staticmethod(PlainIndex)
+
+
+class FlashMachine(IndexMachine):
+    make_index = staticmethod(flash_index)
+
+
+class TwoIndexes(RuleBasedStateMachine):
+    """The compiled index and the plain one do and tell the same, whatever is done to them; chains may contradict others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flash = flash_index()
+        self.plain = PlainIndex()
+
+    @rule(owner=owners, parent=st.none() | st.integers(0, 30), keys=st.lists(st.integers(0, 30), max_size=12))
+    def store(self, owner: Owner, parent: int | None, keys: list[int]) -> None:
+        assert self.flash.store(owner, parent, keys) == self.plain.store(owner, parent, keys)
+
+    @rule(owner=owners, keys=st.lists(st.integers(0, 30), max_size=12))
+    def remove(self, owner: Owner, keys: list[int]) -> None:
+        assert self.flash.remove(owner, keys) == self.plain.remove(owner, keys)
+
+    @rule(owner=owners)
+    def clear(self, owner: Owner) -> None:
+        assert self.flash.clear(owner) == self.plain.clear(owner)
+
+    @rule(instance=st.sampled_from("abc"))
+    def drop(self, instance: str) -> None:
+        assert self.flash.drop(instance) == self.plain.drop(instance)
+
+    @rule(data=st.data())
+    def match(self, data: st.DataObject) -> None:
+        """A chain that is stored: of others both may tell anything."""
+        held = self.plain.held(data.draw(owners))
+        parents = dict(zip(held.keys, held.parents, strict=True))
+        chain: list[int] = []
+        key = data.draw(st.sampled_from(sorted(parents))) if parents else 0
+        while key in parents and key not in chain:
+            chain.append(key)
+            key = parents[key]
+        assert self.flash.match(chain[::-1]) == self.plain.match(chain[::-1])
+
+    @invariant()
+    def both_tell_the_same(self) -> None:
+        assert self.flash.sizes() == self.plain.sizes()
+        assert sorted(self.flash.owners()) == sorted(self.plain.owners())
+        self.flash.check_integrity()
+        self.plain.check_integrity()
+        for owner in OWNERS:
+            assert sorted(zip(*self.flash.held(owner), strict=True)) == sorted(
+                zip(*self.plain.held(owner), strict=True)
+            )
+
+
+TestPlainIndexAgainstTheModel = PlainMachine.TestCase
+TestFlashIndexAgainstTheModel = FlashMachine.TestCase
+TestFlashIndexAgainstThePlainOne = TwoIndexes.TestCase
+TestPlainIndexAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFlashIndexAgainstTheModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestFlashIndexAgainstThePlainOne.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -1,0 +1,1 @@
+"""What is compiled by numba. Only the compiling process imports these modules (`kvbus_blocks.flash.build`)."""
