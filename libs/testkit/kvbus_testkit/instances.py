@@ -40,6 +40,8 @@ class FakeInstance:
         self.seq = 0
         self.parents: dict[int, int | None] = {}
         self.answers_snapshots = True
+        self.is_holding_back = False
+        self._held_back: list[KvEvents] = []
         self.snapshots_taken = 0
         self._log = EventLog(service.bus)
         self._snapshots: dict[str, list[BlockSnapshotChunk]] = {}
@@ -82,10 +84,21 @@ class FakeInstance:
             events=tuple(events),
         )
         self.seq += len(events)
-        if not lost:
-            subject = self.service.bus.subjects.kv_events(self.model, self.instance_id)
-            msg_id = f"{self.instance_id}:{batch.incarnation}:{self.tier}:{batch.first_seq}"
-            await self._log.append(subject, encode_events(batch), msg_id=msg_id, content_type=CONTENT_TYPE)
+        if self.is_holding_back:
+            self._held_back.append(batch)
+        elif not lost:
+            await self._append(batch)
+
+    async def release(self) -> None:
+        """Send what was emitted while ``is_holding_back`` was set, the last first."""
+        self.is_holding_back = False
+        while self._held_back:
+            await self._append(self._held_back.pop())
+
+    async def _append(self, batch: KvEvents) -> None:
+        subject = self.service.bus.subjects.kv_events(self.model, self.instance_id)
+        msg_id = f"{self.instance_id}:{batch.incarnation}:{self.tier}:{batch.first_seq}"
+        await self._log.append(subject, encode_events(batch), msg_id=msg_id, content_type=CONTENT_TYPE)
 
     async def report_load(
         self,

@@ -1,18 +1,22 @@
 """The index becomes right again by itself, whatever happens to the bus, to workers or to the indexer."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvbus_indexer.app import IndexerApp, start
 from kvbus_indexer.settings import IndexerSettings
+from kvbus_runtime import jetstream
 from kvbus_runtime.bus import RequestFailed
 from kvbus_runtime.service import RunningService, host
 from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.instances import FakeInstance, block_keys, fake_kvbm, fake_worker
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.processes import ServiceProcess
+from kvbus_testkit.proxy import TcpProxy
 from kvbus_testkit.timing import eventually
 from kvbus_wire.indexer import IndexQuery, IndexReply
 
@@ -139,3 +143,78 @@ async def test_an_indexer_that_was_killed_knows_everything_again_after_its_resta
             second.wait_ready()
             await expect(worker, (1, 2, 4), {"w1": 3}, reports=True)
             await expect(worker, (1, 2, 3), {"w1": 2})
+
+
+async def test_events_that_lie_in_the_stream_in_the_wrong_order_need_no_snapshot(server: NatsServer) -> None:
+    async with fake_worker(common(server, "w1"), MODEL) as worker:
+        await worker.store(1)
+        worker.is_holding_back = True
+        await worker.store(2, parent=1)
+        await worker.store(3, parent=2)
+        await worker.release()
+        async with host("indexer", indexer_settings(server), start) as running:
+            await expect(worker, (1, 2, 3), {"w1": 3})
+            assert worker.snapshots_taken == 0
+            read_again = {"way": "replay", "reason": "gap", "outcome": "done"}
+            assert running.service.metrics.value("repairs_total", read_again) == 1
+            app(running).catalog.check_integrity()
+
+
+async def test_a_worker_that_is_cut_off_and_comes_back_leaves_no_ghost(server: NatsServer) -> None:
+    async with (
+        TcpProxy(server.url) as between,
+        host("indexer", indexer_settings(server), start),
+        fake_worker(common(server, "w1"), MODEL) as asker,
+        fake_worker(msgspec.structs.replace(common(server, "w2"), nats=between.url), MODEL) as cut_off,
+    ):
+        await cut_off.store(1, 2)
+        await expect(asker, (1, 2), {"w2": 2})
+        await between.cut()
+        await expect(asker, (1, 2), {})
+        await cut_off.remove(2, lost=True)
+        await cut_off.store(3, parent=1, lost=True)
+        await between.heal()
+        await expect(asker, (1, 3), {"w2": 2})
+        await expect(asker, (1, 2), {"w2": 1})
+
+
+async def test_a_worker_whose_clock_went_back_before_it_restarted_is_followed_all_the_same(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        host("indexer", indexer_settings(server), start),
+        fake_worker(common(server, "w1"), MODEL) as asker,
+    ):
+        now_ns = time.time_ns
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time_ns", lambda: now_ns() + 3600 * 1_000_000_000)
+            ahead = fake_worker(common(server, "w2"), MODEL)
+            before = await ahead.__aenter__()
+        await before.store(1, 2)
+        await expect(asker, (1, 2), {"w2": 2})
+        await ahead.__aexit__(None, None, None)
+        async with fake_worker(common(server, "w2"), MODEL) as after:
+            assert after.service.incarnation < before.service.incarnation
+            await after.store(1)
+            await after.store(3, parent=1)
+            await expect(asker, (1, 3), {"w2": 2})
+            await expect(asker, (1, 2), {"w2": 1})
+
+
+async def test_what_was_purged_while_the_indexer_was_away_is_made_up_for(server: NatsServer) -> None:
+    async with (
+        TcpProxy(server.url) as between,
+        host("indexer", msgspec.structs.replace(indexer_settings(server), nats=between.url), start),
+        fake_worker(common(server, "w1"), MODEL) as worker,
+        fake_kvbm(common(server, "k1"), MODEL) as kvbm,
+    ):
+        await worker.store(1, 2)
+        await kvbm.store(1, 2, 3)
+        await expect(worker, (1, 2, 3), {"w1": 2, "k1": 3})
+        await between.cut()
+        await worker.remove(2)
+        await kvbm.remove(3)
+        bus = worker.service.bus
+        await jetstream.call(bus, f"STREAM.PURGE.{bus.subjects.kv_stream}")
+        await between.heal()
+        await expect(worker, (1, 2, 3), {"w1": 1, "k1": 2}, reports=True)
