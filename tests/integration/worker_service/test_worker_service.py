@@ -331,6 +331,10 @@ async def test_load_is_reported_on_change_and_when_idle(nats_server: NatsServer,
         await eventually(lambda: at.frontend.loads[-1].used_blocks > 0, what="blocks in use")
         await eventually(lambda: at.frontend.loads[-1].kv_seq > 0, what="the number of the last event")
         assert at.frontend.loads[-1].incarnation == at.service.incarnation
+        await eventually(
+            lambda: unpack_tokens(at.frontend.loads[-1].output_tokens)[0] > 0,
+            what="a report of what the request has said",
+        )
         await at.frontend.control("w1", Cancel(request_id="r", reason=""), Done)
         await eventually(lambda: at.frontend.loads[-1].request_ids == (), what="a report without it")
 

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -77,3 +78,19 @@ def test_limits_that_make_no_sense_are_refused(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         parse_settings(RouterSettings, service="router", description="", argv=flags, env={})
     assert end.value.code == 2
+
+
+def test_a_bad_file_of_policy_classes_ends_the_program_before_any_connection(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "classes.toml"
+    file.write_text('[[class]]\nname = "a"\nweigth = 2\n')
+    assert cli.main(["--policy-classes", str(file), "--nats", "nats://127.0.0.1:1"]) == 2
+    assert "weigth" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["fair_quantum_tokens", "max_tenants", "policy_classes_poll_s", "overdue_s"])
+def test_what_must_not_be_zero_says_so(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        RouterSettings(**{name: 0})
+    assert RouterSettings(follow_wait_s=0).limits.follow_wait_s == 0

@@ -124,6 +124,15 @@ async def test_a_script_speaks_turn_by_turn(tmp_path: Path) -> None:
         assert TOKENIZER.decode(recorder.tokens("b")) == "boats"
 
 
+async def test_a_speculative_request_takes_no_line_of_the_script(tmp_path: Path) -> None:
+    async with running(script=_script(tmp_path, {"output": "first"})) as (engine, recorder):
+        engine.submit(request("guess", TOKENIZER.encode("hello"), speculative=True, stopping=Stopping(max_tokens=1)))
+        engine.submit(request("real", TOKENIZER.encode("hello")))
+        guess, _ = await recorder.end_of("guess", "real")
+        assert (guess.reason, guess.usage.output_tokens) == ("length", 1)
+        assert TOKENIZER.decode(recorder.tokens("real")) == "first"
+
+
 def _script(tmp_path: Path, *lines: dict[str, Any]) -> str:
     path = tmp_path / "script.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

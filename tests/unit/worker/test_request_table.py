@@ -87,3 +87,13 @@ def test_requests_are_found_by_frontend() -> None:
     table.open(_request("b", frontend="f2"))
     assert [request.request_id for request in table.of_frontend("f2")] == ["b"]
     assert table.frontends() == {"f1", "f2"}
+
+
+def test_the_output_of_each_request_is_told_beside_its_id() -> None:
+    table = RequestTable(limit=4, recent_limit=4)
+    table.open(_request("a"))
+    table.open(_request("b", resumed=3))
+    table.note_delta(Delta("b", 3, pack_tokens([7, 8])), 1.0)
+    assert dict(zip(table.ids, table.outputs, strict=True)) == {"a": 0, "b": 5}
+    table.end(_ended("a"))
+    assert (table.ids, table.outputs) == (("b",), (5,))
