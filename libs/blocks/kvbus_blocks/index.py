@@ -9,7 +9,7 @@ missing parents are stored. So the order in which an owner stores and evicts doe
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -72,8 +72,11 @@ class PrefixIndex(Protocol):
     def drop(self, instance_id: str) -> int:
         """Clear all owners of an instance. Returns how many entries went."""
 
-    def match(self, keys: Sequence[int]) -> dict[Owner, int]:
-        """Depth of the leading part of the chain that each owner holds; only owners with at least 1."""
+    def match(self, keys: Sequence[int]) -> Mapping[Owner, int]:
+        """Depth of the leading part of the chain that each owner holds; only owners with at least 1.
+
+        The chain must be one: of keys that do not follow each other any depth may be told.
+        """
 
     def owners(self) -> list[Owner]:
         """All that hold something, in no order."""

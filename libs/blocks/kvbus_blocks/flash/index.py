@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from kvbus_blocks.flash import layout as at
 from kvbus_blocks.flash.compiled import Kernels
+from kvbus_blocks.flash.depths import Depths
 from kvbus_blocks.flash.integrity import check_integrity
 from kvbus_blocks.flash.memory import Memory
 from kvbus_blocks.index import Held, IndexMemory, IndexSizes, Owner, StoreOutcome
@@ -183,9 +184,9 @@ class FlashIndex:
 
     # -- reading
 
-    def match(self, keys: Sequence[int]) -> dict[Owner, int]:
-        if not keys:
-            return {}
+    def match(self, keys: Sequence[int]) -> Depths:
+        if not len(keys):
+            return Depths((), array("i"))
         words = _Words.of(keys)
         for _ in range(MATCH_TRIES):
             found = self._try_match(self._view, words, len(keys))
@@ -313,7 +314,7 @@ class FlashIndex:
         memory = (self._nodes, self._links, self._table, self._old_table, *self._sets[:3])
         self._view = _View(words, words.buffer_info()[0], tuple(self._owners), self._sets.width, memory, [])
 
-    def _try_match(self, view: _View, words: "_Words", count: int) -> dict[Owner, int] | None:
+    def _try_match(self, view: _View, words: "_Words", count: int) -> Depths | None:
         try:
             scratch = view.scratch.pop()
         except IndexError:
@@ -321,11 +322,9 @@ class FlashIndex:
         total = self._kernels.match(
             self._header_at, view.address, words.data, words.step, count, scratch.done_at, scratch.found_at
         )
-        found = scratch.found[: 2 * total].tolist() if total > 0 else []
+        found = scratch.found[: 2 * max(total, 0)]
         view.scratch.append(scratch)
-        if total == at.RETRY:
-            return None
-        return dict(zip(map(view.owners.__getitem__, found[::2]), found[1::2], strict=True))  # type: ignore[arg-type]
+        return None if total == at.RETRY else Depths(view.owners, found)
 
 
 _VIEW_OF_HEADER = (

@@ -1,7 +1,7 @@
 """The indexes of all models together, under one limit of entries."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvbus_blocks.index import Held, Owner, PrefixIndex
@@ -73,7 +73,7 @@ class Content:
     def drop(self, instance_id: str) -> int:
         return sum(self._removed(model, index, index.drop(instance_id)) for model, index in list(self._indexes.items()))
 
-    def match(self, model: str, keys: Sequence[int]) -> dict[Owner, int]:
+    def match(self, model: str, keys: Sequence[int]) -> Mapping[Owner, int]:
         index = self._indexes.get(model)
         return {} if index is None else index.match(keys)
 
