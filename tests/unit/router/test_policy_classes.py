@@ -144,3 +144,8 @@ async def test_a_changed_file_is_applied_and_a_bad_one_leaves_the_old(tmp_path: 
     assert applied[1] == read_classes(FILE)
     reloads = [metrics.value("policy_class_reloads_total", {"outcome": outcome}) for outcome in ("applied", "refused")]
     assert reloads == [2, 2]
+
+
+def test_the_example_is_a_file_that_can_be_used() -> None:
+    classes, _ = load_classes(str(Path(__file__).parents[3] / "examples/policy-classes.toml"))
+    assert [found.name for found in classes.classes] == ["people", "batch", "large", "default"]
