@@ -3,8 +3,8 @@
 import asyncio
 from random import Random
 
-from kvbus_blocks.plain_index import PlainIndex
 from kvbus_indexer.adapters.checkpoints import Checkpoints, CheckpointSettings
+from kvbus_indexer.adapters.indexes import MakeIndex, index_maker
 from kvbus_indexer.adapters.metrics import CatalogMetrics
 from kvbus_indexer.adapters.repairer import Repairer
 from kvbus_indexer.adapters.replays import ReplayClient
@@ -32,12 +32,12 @@ QUEUE = "indexers"
 class IndexerApp:
     """See the README. It answers only once it has read the whole stream: half an index would send requests astray."""
 
-    def __init__(self, service: Service, settings: IndexerSettings) -> None:
+    def __init__(self, service: Service, settings: IndexerSettings, make_index: MakeIndex) -> None:
         self._service = service
         self._settings = settings
         clock = asyncio.get_running_loop().time
         metrics = CatalogMetrics(service.metrics, clock)
-        self.catalog = Catalog(settings.limits, PlainIndex, metrics, metrics.prediction_ended)
+        self.catalog = Catalog(settings.limits, make_index, metrics, metrics.prediction_ended)
         metrics.watch(self.catalog)
         usage = Usage(settings.max_used_prefixes, settings.use_halving_s)
         self._repairer = self._make_repairer()
@@ -163,6 +163,8 @@ class IndexerApp:
 
 
 async def start(service: Service, settings: IndexerSettings) -> IndexerApp:
-    app = IndexerApp(service, settings)
+    service.health.set("index", False, "compiling")
+    make_index = await index_maker(settings.index, settings.max_entries, service.log)
+    app = IndexerApp(service, settings, make_index)
     await app.open()
     return app

@@ -5,12 +5,18 @@ from typing import Annotated
 from kvbus_indexer.core.limits import Limits
 from kvbus_runtime.settings import CommonSettings, Flag
 
-_MAY_BE_ZERO = ("approximate", "checkpoint_interval_s")
+_NOT_POSITIVE = ("approximate", "checkpoint_interval_s", "index")
 
 
 class IndexerSettings(CommonSettings, frozen=True, kw_only=True):
     """See ``kvbus indexer --help``."""
 
+    index: Annotated[
+        str,
+        Flag(
+            "implementation of the index; auto: the compiled one if it can be had", choices=("auto", "flash", "plain")
+        ),
+    ] = "auto"
     max_entries: Annotated[int, Flag("blocks in the index, counted once per instance and tier that holds them")] = (
         2_000_000
     )
@@ -63,7 +69,7 @@ class IndexerSettings(CommonSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in type(self).__struct_fields__:
-            if name in CommonSettings.__struct_fields__ or name in _MAY_BE_ZERO:
+            if name in CommonSettings.__struct_fields__ or name in _NOT_POSITIVE:
                 continue
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")

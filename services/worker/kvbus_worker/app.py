@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from kvbus_runtime.discovery import Change
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.event_log import EventLog, KvEventPublisher
 from kvbus_runtime.jetstream import JetStreamRefused
@@ -17,7 +18,7 @@ from kvbus_runtime.settings import BadSettings
 from kvbus_runtime.streams.sender import SenderLimits, StepSender
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.kvbm import AttachPool
-from kvbus_wire.records import ModelCard, WorkerRecord
+from kvbus_wire.records import InstanceRecord, ModelCard, WorkerRecord
 from kvbus_wire.worker import Generate
 from kvbus_worker.adapters.engines import create_engine
 from kvbus_worker.adapters.kvbm import Kvbm, KvbmLimits
@@ -83,6 +84,7 @@ class WorkerApp:
             self._kvbm,
             changed=self._reporter.changed,
             metrics=self._metrics,
+            announces=settings.kv_events,
         )
         self._generate = GenerateHandler(
             self._runner,
@@ -136,9 +138,15 @@ class WorkerApp:
         await service.bus.serve(subjects.control(service.instance_id), CONTROL_MESSAGES, control)
         if self._kvbm is not None:
             self._kvbm.start()
+        service.directory.on_change(self._greet)
         service.spawn(self._reporter.run(), name="load reports")
         await service.register(worker=self._record())
         service.health.set("engine", True, self._engine.info.name)
+
+    def _greet(self, record: InstanceRecord, change: Change) -> None:
+        """A router that starts knows nothing of the load."""
+        if record.service == "router" and change == "joined":
+            self._reporter.changed()
 
     async def drain(self, reason: str) -> None:
         self._generate.draining = True
@@ -251,6 +259,7 @@ class WorkerApp:
             role=settings.role,
             guidance=info.guidance,
             taints=settings.taint_names,
+            kv_events=info.kv_events and settings.kv_events,
         )
 
 

@@ -75,6 +75,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     snapshot_ttl_s: Annotated[float, Flag("a block snapshot is kept this long after its last chunk")] = 30.0
     snapshot_chunk_blocks: Annotated[int, Flag("blocks per chunk of a block snapshot")] = 16_384
 
+    kv_events: Annotated[
+        bool, Flag("tell the indexers which blocks it holds (--no-kv-events: they guess from what is sent here)")
+    ] = True
     kvbm: Annotated[bool, Flag("use the kvbm of this host, if there is one")] = True
     kvbm_timeout_s: Annotated[float, Flag("limit of one request to kvbm")] = 2.0
     kvbm_retry_s: Annotated[float, Flag("after a failure kvbm is left alone this long")] = 2.0

@@ -333,4 +333,4 @@ class ApplicationMachine(RuleBasedStateMachine):
 
 
 TestEventApplication = ApplicationMachine.TestCase
-TestEventApplication.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+TestEventApplication.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)

@@ -111,4 +111,4 @@ class PredictionsMachine(RuleBasedStateMachine):
 
 
 TestPredictions = PredictionsMachine.TestCase
-TestPredictions.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestPredictions.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

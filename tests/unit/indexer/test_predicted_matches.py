@@ -155,3 +155,11 @@ def test_the_first_event_of_a_worker_ends_the_guessing() -> None:
     harness.catalog.apply(batch(stored(7), seq=1), 100.0)
     assert harness.found(1, 2, now=100.0) == {}
     assert harness.catalog.silent_workers(100.0) == {"mute": Silence.DECLARED}
+
+
+def test_a_worker_without_events_is_never_asked_for_a_snapshot() -> None:
+    catalog = Catalog(Limits(), PlainIndex)
+    catalog.joined(a_worker("mute", kv_events=False), 0.0)
+    catalog.stream_caught_up(0.0)
+    catalog.joined(a_worker("mute", incarnation=2, kv_events=False), 0.0)
+    assert not catalog.repairs.due(100.0)

@@ -1,5 +1,6 @@
 """Seconds, term by term. Workers compute 1,000 tokens/s in blocks of 16, and each test's prompt has ten whole blocks."""
 
+import msgspec
 import pytest
 
 from kvbus_router.core.cost import Cached, Source, estimate
@@ -101,6 +102,18 @@ def test_lower_tiers_of_another_host_are_out_of_reach_but_the_clusters_store_is_
     at = worker(worker_record("w1", host="here"))
     assert set(held(at, *matches, kvbms=(here, there))) == {"g4"}
     assert held(at, *matches, kvbms=(there,)) == {}, "the store is reached through the kvbm of the host"
+
+
+def test_a_prediction_counts_as_being_computed_or_as_held_where_no_event_will_ever_tell() -> None:
+    matches = [
+        Match(instance_id="w1", tier="g1", depth=5, predicted=True),
+        Match(instance_id="w1", tier="g1", depth=3),
+    ]
+    for kv_events, expected in ((True, (3, 5)), (False, (5, 0))):
+        at = worker()
+        at.worker = msgspec.structs.replace(at.worker, kv_events=kv_events)
+        cached = Holders(matches, {}, {}, Weights()).cached(at)
+        assert (cached.g1, cached.inflight) == expected
 
 
 def test_a_kvbm_that_is_gone_and_a_tier_that_nobody_knows_count_for_nothing() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from kvbus_blocks.index import IndexSizes
+from kvbus_blocks.index import IndexMemory, IndexSizes
 from kvbus_indexer.core.catalog import Catalog
 from kvbus_indexer.core.fates import Blocks, Fate
 from kvbus_indexer.core.instance import Phase
@@ -37,11 +37,20 @@ class CatalogMetrics:
             indexes: list[IndexSizes] = [index.sizes() for index in list(catalog.content.indexes.values())]
             return float(sum(getattr(size, field) for size in indexes))
 
+        def memory(field: str) -> float:
+            indexes: list[IndexMemory] = [index.memory() for index in list(catalog.content.indexes.values())]
+            return float(sum(getattr(memory, field) for memory in indexes))
+
         gauge = self._metrics.gauge
         gauge("entries", "blocks, once per instance and tier that holds them").set_function(
             lambda: float(catalog.content.entries)
         )
         gauge("blocks", "distinct blocks").set_function(lambda: sizes("blocks"))
+        gauge("owner_sets", "distinct sets of owners that blocks have").set_function(lambda: memory("owner_sets"))
+        gauge("index_bytes", "memory of the indexes, roughly").set_function(lambda: memory("size_bytes"))
+        gauge("bytes_per_block", "memory of the indexes per distinct block").set_function(
+            lambda: memory("size_bytes") / max(1.0, sizes("blocks"))
+        )
         gauge("orphan_entries", "entries out of reach, since their prefix is not held").set_function(
             lambda: sizes("orphans")
         )

@@ -62,7 +62,7 @@ class Catalog:
             instance = self._instances[record.instance_id] = Instance(record)
         else:
             return
-        if self.caught_up:
+        if self.caught_up and instance.has_events:
             # Its first events may have arrived before its record did, and were ignored then.
             self.repairs.want(instance, "joined", now)
 
@@ -101,7 +101,7 @@ class Catalog:
         """All events that the stream held at the start were delivered. From here on, what is missing is repaired."""
         self.repairs.running = self.repairs.attention = True
         for instance in self._instances.values():
-            if instance.phase is Phase.LIVE and not instance.applied:
+            if instance.phase is Phase.LIVE and not instance.applied and instance.has_events:
                 self.repairs.want(instance, "unseen", now)
 
     def stream_replaced(self, now: float) -> None:

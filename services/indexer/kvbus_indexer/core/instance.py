@@ -68,7 +68,11 @@ class Buffered(NamedTuple):
 
 
 class Instance:
-    """One instance of the directory in its newest incarnation. ``capacity``: blocks that a worker can hold in G1."""
+    """One instance of the directory in its newest incarnation.
+
+    ``capacity``: blocks that a worker can hold in G1. ``has_events``: its record does not say that it has none; what an instance
+    without events answers to a snapshot would be a ghost a moment later, so it is never asked for one.
+    """
 
     def __init__(self, record: InstanceRecord) -> None:
         worker = record.worker
@@ -76,7 +80,8 @@ class Instance:
         self.incarnation = record.incarnation
         self.is_worker = worker is not None
         self.capacity = worker.total_blocks if worker is not None else 0
-        self.source = EventSource(declared=worker is not None and not worker.kv_events)
+        self.has_events = worker is None or worker.kv_events
+        self.source = EventSource(declared=not self.has_events)
         self.phase = Phase.LIVE
         # Last applied event per feed, and where in the stream it was.
         self.applied: dict[FeedKey, int] = {}

@@ -40,8 +40,11 @@ class Holders:
         self._hosts: dict[str, dict[str, int]] = {}
         self._shared = 0
         self._kvbm_of = {kvbm.host_id: kvbm for kvbm in kvbms.values()}
+        self._predicted: dict[str, int] = {}
         for match in matches:
-            if match.tier == G1:
+            if match.predicted:
+                self._predicted[match.instance_id] = match.depth
+            elif match.tier == G1:
                 self._g1[match.instance_id] = match.depth
             elif match.tier == G4:
                 self._shared = max(self._shared, match.depth)
@@ -52,8 +55,14 @@ class Holders:
 
     def cached(self, worker: Worker) -> Cached:
         worker_id = worker.worker_id
-        sources = self._sources(worker)
-        return Cached(self._g1.get(worker_id, 0), self._inflight.get(worker_id, 0), sources)
+        g1, inflight = self._g1.get(worker_id, 0), self._inflight.get(worker_id, 0)
+        predicted = self._predicted.get(worker_id, 0)
+        if worker.worker.kv_events:
+            inflight = max(inflight, predicted)
+        else:
+            # Nobody will ever tell what it holds: what it was sent is all there is to believe.
+            g1 = max(g1, predicted)
+        return Cached(g1, inflight, self._sources(worker))
 
     def _sources(self, worker: Worker) -> list[Source]:
         host = worker.record.host_id

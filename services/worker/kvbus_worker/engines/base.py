@@ -37,7 +37,7 @@ class EngineError(Exception):
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is. ``block_bytes``: size of one exported block, 0 when the engine cannot export. ``guidance``: it constrains
-    output; it gets no request with guidance otherwise."""
+    output; it gets no request with guidance otherwise. ``kv_events``: it says which blocks it holds."""
 
     name: str
     block_size: int
@@ -50,6 +50,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float
     decode_step_s: float
     guidance: bool = False
+    kv_events: bool = True
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):

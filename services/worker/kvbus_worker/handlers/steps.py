@@ -31,6 +31,7 @@ class StepHandler:
         *,
         changed: Callable[[], None],
         metrics: WorkerMetrics,
+        announces: bool = True,
     ) -> None:
         self._runner = runner
         self._store = store
@@ -39,6 +40,7 @@ class StepHandler:
         self._kvbm = kvbm
         self._changed = changed
         self._metrics = metrics
+        self._announces = announces
 
     def __call__(self, output: StepOutput) -> None:
         if output.blocks:
@@ -47,7 +49,8 @@ class StepHandler:
                 if self._kvbm is not None:
                     self._kvbm.on_block_event(event)
                 self._count(event)
-            self._events.emit([kv_event(event) for event in output.blocks])
+            if self._announces:
+                self._events.emit([kv_event(event) for event in output.blocks])
             self._metrics.blocks_cached.set(len(self._store))
             self._metrics.blocks_refused.set(self._store.refused)
         for started in output.started:
