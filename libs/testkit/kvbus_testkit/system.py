@@ -124,12 +124,17 @@ class System:
         for process in self.processes.values():
             await asyncio.to_thread(process.wait_ready, timeout_s=timeout_s)
 
-    async def metric(self, name: str, metric: str) -> float:
-        """The sum of a metric's samples at a service."""
+    async def metric(self, name: str, metric: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels at a service."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
         url = self.processes[name].wait_for_event("started")["health"]
         async with self.http.get(f"{url}/metrics") as response:
             lines = (await response.text()).splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == metric)
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.split("{")[0].split(" ")[0] == metric and all(label in line for label in wanted)
+        )
 
     async def get(self, path: str) -> Any:
         async with self.http.get(path) as response:

@@ -125,6 +125,10 @@ async def test_it_is_given_up_when_the_real_request_comes_first(cluster: Any) ->
     body = {"model": "m", "messages": [QUESTION], "tools": TOOLS, "nvext": ASKING}
     await cluster.post("/v1/chat/completions", body)
     await computing.wait()
+    # To look at a prompt is not to ask for it.
+    look = {"model": "m", "messages": [QUESTION, said, result(said)], "tools": TOOLS}
+    assert (await cluster.post("/v1/prompt?api=chat", look))[0] == 200
+    assert cluster.metric("speculative_prefills_running") == 1
     await ask(cluster, [QUESTION, said, result(said)], says="ok", nvext={})
     await guess(cluster, "overtaken")
     (foreseen,) = guesses(cluster)

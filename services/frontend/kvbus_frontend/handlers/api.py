@@ -248,6 +248,8 @@ class Api:
             ticket.first_token_s = round(time.perf_counter() - ticket.started, 4)
             self.meters.first_token.observe(ticket.first_token_s)
 
+        for job in {choice.leader: choice.job for choice in choices}.values():
+            self.speculator.give_way(job)
         run = RequestRun(
             self._generator,
             choices,

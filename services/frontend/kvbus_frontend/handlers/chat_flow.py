@@ -81,9 +81,7 @@ class ChatFlow:
         conversation = self._stability.stabilised(conversation)
         fields, limits = FIELDS.get(ticket.api, CHAT_FIELDS), self._schema_limits
         rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model, self._api, fields, limits))
-        begun = Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
-        self._api.speculator.give_way(begun.choices[0].job)
-        return begun
+        return Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
 
     async def count(self, conversation: Conversation, *, size_bytes: int) -> int:
         """Tokens of the prompt that `answer` would send. Raise ApiError."""
