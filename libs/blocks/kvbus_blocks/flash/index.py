@@ -118,7 +118,7 @@ class FlashIndex:
         count = len(keys)
         if not count:
             return StoreOutcome()
-        words = _Words.of(keys)
+        words, step, _alive = _words_of(keys)
         added = orphans = stored = 0
         with self._lock:
             if self._header[at.NODE_LIVE] + count + 1 > self._max_blocks:
@@ -133,9 +133,9 @@ class FlashIndex:
                     slot,
                     below_root,
                     above,
-                    words.data,
-                    first * words.step,
-                    words.step,
+                    words,
+                    first * step,
+                    step,
                     part,
                     self._result_at,
                 )
@@ -150,7 +150,7 @@ class FlashIndex:
         return StoreOutcome(added, orphans, count - stored)
 
     def remove(self, owner: Owner, keys: Sequence[int]) -> int:
-        words = _Words.of(keys)
+        words, step, _alive = _words_of(keys)
         removed = 0
         with self._lock:
             slot = self._slots.get(owner)
@@ -158,9 +158,7 @@ class FlashIndex:
                 return 0
             for first in range(0, len(keys), at.CHUNK_KEYS):
                 part = min(at.CHUNK_KEYS, len(keys) - first)
-                self._kernels.remove(
-                    self._header_at, slot, words.data, first * words.step, words.step, part, self._result_at
-                )
+                self._kernels.remove(self._header_at, slot, words, first * step, step, part, self._result_at)
                 removed += self._result[at.ADDED]
                 self._attend()
             self._release_if_empty(owner, slot)
@@ -185,15 +183,16 @@ class FlashIndex:
     # -- reading
 
     def match(self, keys: Sequence[int]) -> Depths:
-        if not len(keys):
+        count = len(keys)
+        if not count:
             return Depths((), array("i"))
-        words = _Words.of(keys)
+        words, step, _alive = _words_of(keys)
         for _ in range(MATCH_TRIES):
-            found = self._try_match(self._view, words, len(keys))
+            found = self._try_match(words, step, count)
             if found is not None:
                 return found
         with self._lock:
-            found = self._try_match(self._view, words, len(keys))
+            found = self._try_match(words, step, count)
         assert found is not None, "a match met a change, though nobody changes anything"  # noqa: S101
         return found
 
@@ -314,17 +313,18 @@ class FlashIndex:
         memory = (self._nodes, self._links, self._table, self._old_table, *self._sets[:3])
         self._view = _View(words, words.buffer_info()[0], tuple(self._owners), self._sets.width, memory, [])
 
-    def _try_match(self, view: _View, words: "_Words", count: int) -> Depths | None:
+    def _try_match(self, words: "bytes | int", step: int, count: int) -> Depths | None:
+        view = self._view
         try:
             scratch = view.scratch.pop()
         except IndexError:
             scratch = _Scratch(view.width)
         total = self._kernels.match(
-            self._header_at, view.address, words.data, words.step, count, scratch.done_at, scratch.found_at
+            self._header_at, view.address, words, step, count, scratch.done_at, scratch.found_at
         )
-        found = scratch.found[: 2 * max(total, 0)]
+        found = None if total == at.RETRY else Depths(view.owners, scratch.found[: 2 * total])
         view.scratch.append(scratch)
-        return None if total == at.RETRY else Depths(view.owners, found)
+        return found
 
 
 _VIEW_OF_HEADER = (
@@ -339,21 +339,16 @@ _VIEW_OF_HEADER = (
 )
 
 
-class _Words(NamedTuple):
-    """Keys as a kernel takes them: their data (or where it lies), and from how many words each is the first."""
+def _words_of(keys: Sequence[int]) -> "tuple[bytes | int, int, object]":
+    """Keys as a kernel takes them: their data or its address, the words from one to the next, and what keeps them alive.
 
-    data: bytes | int
-    step: int
-    owner: object
-
-    @staticmethod
-    def of(keys: Sequence[int]) -> "_Words":
-        """Without a copy for `ShortKeys` and arrays of 64-bit words. Raise OverflowError for what is no such word."""
-        if isinstance(keys, ShortKeys):
-            return _Words(keys.packed, 2, keys)
-        if not isinstance(keys, array) or keys.typecode not in _WORD_TYPES:
-            keys = array("Q", _buffer_of_words(keys) or keys)
-        return _Words(keys.buffer_info()[0], 1, keys)
+    Without a copy for `ShortKeys` and arrays of 64-bit words. Raise OverflowError for what is no such word.
+    """
+    if isinstance(keys, ShortKeys):
+        return keys.packed, 2, keys
+    if not isinstance(keys, array) or keys.typecode not in _WORD_TYPES:
+        keys = array("Q", _buffer_of_words(keys) or keys)
+    return keys.buffer_info()[0], 1, keys
 
 
 _WORD_TYPES = [code for code in "QqLl" if array(code).itemsize == 8]

@@ -31,6 +31,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -149,25 +150,19 @@ def _distinct(index: PrefixIndex, blocks: int, rng: random.Random) -> Figures:
 
 def _store(index: PrefixIndex, *parts: list[Chain]) -> tuple[float, float]:
     """Wall and processor seconds; one thread per part."""
-    cpu_s: list[float] = []
-    ready = threading.Barrier(len(parts) + 1)
+    ready = threading.Barrier(len(parts))
 
-    def work(part: list[Chain]) -> None:
+    def work(part: list[Chain]) -> tuple[float, float, float]:
         owners = [owner(chain.worker) for chain in part]
         ready.wait()
-        begun = time.thread_time()
+        begun, cpu_begun = time.perf_counter(), time.thread_time()
         for holder, chain in zip(owners, part, strict=True):
             index.store(holder, None, chain.keys)
-        cpu_s.append(time.thread_time() - begun)
+        return begun, time.perf_counter(), time.thread_time() - cpu_begun
 
-    threads = [threading.Thread(target=work, args=(part,)) for part in parts]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - begun, sum(cpu_s)
+    with ThreadPoolExecutor(len(parts)) as threads:
+        begun, ended, cpu_s = zip(*threads.map(work, parts), strict=True)
+    return max(ended) - min(begun), sum(cpu_s)
 
 
 def _match_us(name: str, match: Match, queries: Sequence[ShortKeys]) -> Figures:

@@ -1,7 +1,7 @@
 """The call that reads an index. Any number at a time, beside one that changes it."""
 
-from kvbus_blocks.flash.kernels.compiling import Words, fence, inner, trailing_zeros, words32, words64
-from kvbus_blocks.flash.kernels.table import find
+from kvbus_blocks.flash.kernels.compiling import Words, fence, inner, prefetch, trailing_zeros, words32, words64
+from kvbus_blocks.flash.kernels.table import find, home, tag_of
 from kvbus_blocks.flash.kernels.tree import reachable_for
 from kvbus_blocks.flash.layout import (
     EPOCH,
@@ -9,6 +9,7 @@ from kvbus_blocks.flash.layout import (
     NO_OWNERS,
     NONE,
     RETRY,
+    SLOT_BYTES,
     VIEW_GENERATION,
     VIEW_NODES,
     VIEW_OLD,
@@ -60,6 +61,9 @@ def match(header: int, view: int, keys_at: int, step: int, count: int, done_at: 
             open_ends -= 1
         else:
             middle = (low + high) >> 1
+            # Whichever half is next: fetch the slot of its middle while this one is looked up.
+            _expect(v, keys[((low + middle) >> 1) * step])
+            _expect(v, keys[((middle + high) >> 1) * step])
             ends[2 * open_ends] = middle
             ends[2 * open_ends + 1] = _reachable(v, keys[middle * step])
             open_ends += 1
@@ -70,6 +74,11 @@ def match(header: int, view: int, keys_at: int, step: int, count: int, done_at: 
     if h[EPOCH] != epoch or h[GENERATION] != v[VIEW_GENERATION]:
         return RETRY
     return total
+
+
+@inner
+def _expect(v: Words, key: int) -> None:
+    prefetch(v[VIEW_TABLE] + SLOT_BYTES * home(tag_of(key), v[VIEW_TABLE_MASK]))
 
 
 @inner

@@ -33,7 +33,7 @@ def tag_of(key: int) -> int:
 
 
 @inner
-def _home(tag: int, mask: int) -> int:
+def home(tag: int, mask: int) -> int:
     """The upper bits: so what is taken over slot by slot goes to ascending places, and finds them in the cache."""
     return (tag * (mask + 1)) >> 32
 
@@ -41,7 +41,7 @@ def _home(tag: int, mask: int) -> int:
 @inner
 def find(table: Words, mask: int, nodes: Words, key: int) -> int:
     tag = tag_of(key)
-    at = _home(tag, mask)
+    at = home(tag, mask)
     while True:
         slot = table[at]
         if slot == EMPTY:
@@ -66,9 +66,9 @@ def lookup(h: Words, nodes: Words, key: int) -> int:
 def expect(h: Words, key: int) -> None:
     """The key is looked up soon."""
     tag = tag_of(key)
-    prefetch(h[TABLE] + SLOT_BYTES * _home(tag, h[TABLE_MASK]))
+    prefetch(h[TABLE] + SLOT_BYTES * home(tag, h[TABLE_MASK]))
     if h[OLD_MASK]:
-        prefetch(h[OLD] + SLOT_BYTES * _home(tag, h[OLD_MASK]))
+        prefetch(h[OLD] + SLOT_BYTES * home(tag, h[OLD_MASK]))
 
 
 @inner
@@ -81,7 +81,7 @@ def insert(h: Words, key: int, node: int) -> None:
 
 @inner
 def _put(h: Words, table: Words, mask: int, slot: int, tag: int) -> None:
-    at = _home(tag, mask)
+    at = home(tag, mask)
     while table[at] > TOMB or table[at] < EMPTY:
         at = (at + 1) & mask
     if table[at] == EMPTY:
@@ -95,7 +95,7 @@ def _slot_of(table: Words, mask: int, key: int, node: int) -> int:
     """Where the node stands, or -1."""
     tag = tag_of(key)
     slot = (tag << 32) | node
-    at = _home(tag, mask)
+    at = home(tag, mask)
     while table[at] != slot:
         if table[at] == EMPTY:
             return -1
