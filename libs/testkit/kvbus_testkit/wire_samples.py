@@ -288,6 +288,8 @@ SAMPLES: tuple[Message, ...] = (
         request_ids=("r1", "r2"),
         onboard_tokens_per_s={"g2": 250_000.0},
         output_tokens=b"\x07\x00\x00\x00\x00\x00\x00\x00",
+        seq=9,
+        ids_cut=True,
     ),
     InstanceRecord(
         service="worker",

@@ -9,6 +9,8 @@ class LoadReport(Message, frozen=True):
     ``kv_seq``: the last KV event emitted, so that a lost last event is noticed. Rates are measured (EWMA) or the engine's prior.
     ``output_tokens``: packed u32, how much each of ``request_ids`` has said so far; empty: not told.
     ``onboard_tokens_per_s``: measured, by where from (``g2`` .. ``g4``, ``remote``); what was never done is not in it.
+    ``seq``: grows with each report of an incarnation, so that an older one that comes later is noticed (0: not told).
+    ``ids_cut``: there was no room for all ``request_ids``; of what is missing nothing can be concluded.
     """
 
     instance_id: str
@@ -26,3 +28,5 @@ class LoadReport(Message, frozen=True):
     request_ids: tuple[str, ...] = ()
     onboard_tokens_per_s: dict[str, float] = {}
     output_tokens: bytes = b""
+    seq: int = 0
+    ids_cut: bool = False

@@ -37,6 +37,7 @@ class RouterApp:
         self._settings = settings
         self._clock = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
+        self._heard = asyncio.Event()
         self._inputs: list[Subscription] = []
         self._requests: Subscription | None = None
         self._control: list[Subscription] = []
@@ -49,7 +50,7 @@ class RouterApp:
             unix_ms=lambda: time.time_ns() // 1_000_000,
             classes=classes,
         )
-        metrics = self._metrics = RouterMetrics(service.metrics, self.dispatcher)
+        metrics = self._metrics = RouterMetrics(service.metrics, self.dispatcher, self._clock)
         metrics.classes(classes)
         self._classes_file = ClassesFile(
             settings.policy_classes,
@@ -84,7 +85,7 @@ class RouterApp:
             service.instance_id,
             clock=self._clock,
             settle=self._route.settle,
-            changed=self._wake.set,
+            changed=self._changed,
             metrics=metrics,
         )
 
@@ -104,6 +105,8 @@ class RouterApp:
             self._service.spawn(self._classes_file.follow(), name="policy classes")
         self._control = [await self._serve_control(subjects.routers_control, QUEUE)]
         self._control += [await self._serve_control(subjects.router_control(self._service.instance_id), "")]
+        await self._service.register()
+        await self._hear_workers()
         self._requests = await bus.serve(
             subjects.route("*"),
             [RouteRequest],
@@ -111,7 +114,17 @@ class RouterApp:
             queue=QUEUE,
             max_pending=self._settings.max_pending_requests,
         )
-        await self._service.register()
+
+    async def _hear_workers(self) -> None:
+        """Workers report to a router that joins. One that does not wait for that takes all of them for idle."""
+        state = self.dispatcher.state
+        try:
+            async with asyncio.timeout(self._settings.load_wait_s):
+                while state.unheard():
+                    self._heard.clear()
+                    await self._heard.wait()
+        except TimeoutError:
+            self._service.log.warning("workers_silent", workers=state.unheard())
 
     async def _serve_control(self, subject: str, queue: str) -> Subscription:
         questions: list[type[Message]] = [ExplainRoute, ExplainPlaced, GetLimits, SetLimits]
@@ -131,6 +144,10 @@ class RouterApp:
     def _pump(self) -> None:
         self._route.settle(self.dispatcher.pump(self._clock()))
         self._wake.set()
+
+    def _changed(self) -> None:
+        self._wake.set()
+        self._heard.set()
 
     def _report_health(self, *_change: object) -> None:
         """Without a worker nothing can be placed. Without an indexer everything can, only worse: no reason to be unready."""

@@ -14,6 +14,7 @@ _MAY_BE_ZERO = (
     "busy_waiting_tokens",
     "aging_per_s",
     "worker_wait_s",
+    "load_wait_s",
     "follow_wait_s",
     "inflight_grace_s",
     "max_explained_workers",
@@ -72,6 +73,15 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     reservation_grace_s: Annotated[
         float, Flag("a request that its worker does not report by then has not arrived there")
     ] = 5.0
+    load_wait_s: Annotated[
+        float, Flag("how long a router that starts waits for the load of the workers there are, before it serves")
+    ] = 1.0
+    max_ended_requests: Annotated[
+        int, Flag("ended requests that are remembered, so that late decisions of replicas place them no more")
+    ] = 16_384
+    max_early_news: Annotated[
+        int, Flag("reports of, and decisions on, workers that the directory does not name yet; the last ones are kept")
+    ] = 1024
     max_inflight_key_bytes: Annotated[int, Flag("keys of prefixes that are being computed", metavar="BYTES")] = 64 << 20
     inflight_grace_s: Annotated[float, Flag("time for the events of a computed prefix to reach the index")] = 2.0
     max_explained_workers: Annotated[int, Flag("workers named in the explanation of a placement")] = 16

@@ -10,11 +10,13 @@ import pytest
 from kvbus_router.app import RouterApp
 from kvbus_router.settings import RouterSettings
 from kvbus_runtime.bus import RequestContext, RequestFailed
+from kvbus_runtime.discovery import Change
 from kvbus_runtime.service import RunningService
 from kvbus_testkit.instances import block_keys
 from kvbus_testkit.timing import eventually
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.indexer import IndexQuery, IndexReply, Match
+from kvbus_wire.records import InstanceRecord
 from kvbus_wire.router import Placement, Progress, RouteRequest
 
 MODEL = "org/tiny-model"
@@ -290,3 +292,38 @@ async def test_a_router_that_stops_sends_those_who_wait_to_another(cluster: Any)
     running.service.stop("test")
     refused = await waiting
     assert (refused.code, refused.retryable) == (ErrorCode.DRAINING, True)
+
+
+async def test_a_router_that_starts_takes_over_what_is_under_way_before_it_serves(cluster: Any, app_of: AppOf) -> None:
+    first, client = await cluster.router("router-1"), await cluster.client()
+    w1, w2 = await cluster.worker("w1"), await cluster.worker("w2")
+    await workers_known(first, 2)
+    reports = asyncio.TaskGroup()
+
+    def greet(record: InstanceRecord, change: Change) -> None:
+        if record.instance_id == "router-2" and change == "joined":
+            reports.create_task(w1.report_load(running=1, waiting_tokens=4000, request_ids=["under-way"]))
+            reports.create_task(w2.report_load())
+
+    async with reports:
+        w1.service.directory.on_change(greet)
+        second = await cluster.router("router-2", load_wait_s=20.0)
+    state = app_of(second).dispatcher.state
+    assert not state.unheard()
+    assert state.reservation("under-way") is not None
+    assert second.service.metrics.value("load_corrections_total", {"kind": "adopted"}) == 1
+    first.service.stop("test")
+    await eventually(lambda: client.service.directory.get("router-1") is None)
+    assert (await route(client, ask("r"))).worker_id == "w2"
+    await progress(client, "under-way", "finished")
+    await reservations_are(app_of(second), 1)
+    metrics = second.service.metrics
+    assert metrics.value("load_reports_total", {"outcome": "applied"}) == 2
+    assert metrics.value("oldest_load_report_seconds") > 0
+
+
+async def test_a_router_does_not_wait_long_for_workers_that_are_silent(cluster: Any) -> None:
+    client = await cluster.client()
+    await cluster.worker("w1")
+    await cluster.router(load_wait_s=0.05)
+    assert (await route(client, ask("r"))).worker_id == "w1"

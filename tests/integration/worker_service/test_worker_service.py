@@ -339,6 +339,19 @@ async def test_load_is_reported_on_change_and_when_idle(nats_server: NatsServer,
         await eventually(lambda: at.frontend.loads[-1].request_ids == (), what="a report without it")
 
 
+async def test_a_worker_that_is_idle_reports_to_a_router_that_joins(nats_server: NatsServer, namespace: str) -> None:
+    idle = {"load_idle_interval_s": 1000.0, "load_min_interval_s": 0.01}
+    async with stage(nats_server, namespace, **idle) as at:
+        await eventually(lambda: at.frontend.loads, what="the first report")
+        before = len(at.frontend.loads)
+        settings = CommonSettings(nats=nats_server.url, namespace=namespace, instance_id="router-1", health_port=-1)
+        async with host("router", settings, _start_frontend):
+            await eventually(lambda: len(at.frontend.loads) > before, what="a report to the router")
+        seqs = [report.seq for report in at.frontend.loads]
+        assert seqs == list(range(1, len(seqs) + 1)), "reports are numbered"
+        assert not at.frontend.loads[-1].ids_cut
+
+
 async def test_block_events_and_snapshots_tell_the_same(nats_server: NatsServer, namespace: str) -> None:
     async with stage(nats_server, namespace, kv_blocks=32, snapshot_chunk_blocks=3, snapshot_ttl_s=1.0) as at:
         events: list[KvEvents] = []

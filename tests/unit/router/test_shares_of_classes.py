@@ -7,6 +7,7 @@ import pytest
 
 from kvbus_router.core.dispatcher import Dispatcher, Placed, Queued, Refused
 from kvbus_router.core.limits import Limits, Weights
+from kvbus_router.core.news import Heard
 from kvbus_router.core.policies import BUILT_IN
 from kvbus_router.core.policy_classes import PolicyClasses, read_classes
 from kvbus_testkit.routing import MODEL, g1, report, request, worker_record
@@ -111,7 +112,7 @@ def test_placements_of_replicas_count_in_the_class() -> None:
         tenant="batch",
         policy_class="batch",
     )
-    assert router.dispatcher.apply_decision(decision, 0.0) == (True, [])
+    assert router.dispatcher.apply_decision(decision, 0.0) == (Heard.APPLIED, [])
     assert router.ask("ours", "batch") == "queued"
     assert router.finish("theirs") == ["ours"]
 

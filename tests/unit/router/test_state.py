@@ -5,6 +5,7 @@ import pytest
 from kvbus_blocks.chains import common_blocks
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
+from kvbus_router.core.news import Heard
 from kvbus_router.core.state import Ending, RouterState
 from kvbus_router.core.workers import Reservation, Totals
 from kvbus_wire.load import LoadReport
@@ -150,7 +151,7 @@ def test_a_request_that_never_reached_its_worker_is_let_go_after_the_grace(state
     assert state.reservation("lost") is not None
     state.load_report(report(), 15.1)
     assert state.reservation("lost") is None
-    assert state.endings[Ending.NOT_REPORTED] == 1
+    assert state.endings[Ending.NOT_ARRIVED] == 1
 
 
 def test_a_request_that_was_listed_and_is_no_more_has_ended(state: RouterState) -> None:
@@ -158,6 +159,7 @@ def test_a_request_that_was_listed_and_is_no_more_has_ended(state: RouterState) 
     state.load_report(report(running=1, ids=["r"]), 0.1)
     state.load_report(report(), 0.2)
     assert state.reservations == 0
+    assert state.endings[Ending.VANISHED] == 1
     assert totals(state) == Totals(0, 0, 0)
 
 
@@ -185,9 +187,9 @@ def test_news_of_an_old_incarnation_is_ignored(state: RouterState) -> None:
     state.joined(record("w1", incarnation=5))
     state.joined(record("w1", incarnation=1))
     state.left(record("w1", incarnation=1))
-    assert not state.load_report(report(running=9), 0.0)
-    assert not state.load_report(report(running=9, worker_id="stranger"), 0.0)
-    assert not state.apply_decision(decision("r"), 0.0)
+    assert state.load_report(report(running=9), 0.0) is Heard.OLD_INCARNATION
+    assert state.load_report(report(running=9, worker_id="stranger"), 0.0) is Heard.EARLY
+    assert state.apply_decision(decision("r"), 0.0) is Heard.OLD_INCARNATION
     worker = state.worker("w1")
     assert worker is not None
     assert worker.incarnation == 5
@@ -212,18 +214,20 @@ def test_a_worker_that_changes_its_model_starts_anew(state: RouterState) -> None
 
 
 def test_a_replicas_decision_counts_like_an_own_one(state: RouterState) -> None:
-    assert state.apply_decision(decision("r", "w1"), 0.0)
+    assert state.apply_decision(decision("r", "w1"), 0.0) is Heard.APPLIED
     assert totals(state) == Totals(active=1, running=0, waiting_tokens=60)
     assert state.inflight.depths(bytes(32), 0.0) == {"w1": 2}
-    assert state.apply_decision(decision("r", "w2"), 0.0)
+    assert state.apply_decision(decision("r", "w2"), 0.0) is Heard.APPLIED
     assert totals(state, "w1").active == 0
 
 
 def test_decisions_beyond_the_limit_of_reservations_are_not_taken() -> None:
     state = RouterState(Limits(max_reservations=2))
     state.joined(record("w1"))
-    assert [state.apply_decision(decision(r), 0.0) for r in ("a", "b", "c")] == [True, True, False]
-    assert state.apply_decision(decision("a"), 0.0), "one that is known may move"
+    state.joined(record("w2"))
+    heard = [state.apply_decision(decision(r), 0.0) for r in ("a", "b", "c")]
+    assert heard == [Heard.APPLIED, Heard.APPLIED, Heard.FULL]
+    assert state.apply_decision(decision("a", "w2"), 0.0) is Heard.APPLIED, "one that is known may move"
     assert not state.can_reserve()
     state.check_integrity()
 

@@ -1,29 +1,58 @@
 """What the router decides, as metrics."""
 
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import partial
+from typing import Any, Generic, TypeVar
 
-from kvbus_router.core.affinity import Forgotten
+from prometheus_client import Counter
+
 from kvbus_router.core.dispatcher import Dispatcher, Placed, Refused
+from kvbus_router.core.news import Heard
 from kvbus_router.core.policies import Outcome
 from kvbus_router.core.policy_classes import PolicyClasses
-from kvbus_router.core.state import Ending
 from kvbus_runtime.metrics import Metrics
 
+K = TypeVar("K", bound=StrEnum)
+
 WHERE = ("g1", "g2", "g3", "g4", "remote", "inflight", "compute")
+
+
+class Tally(Generic[K]):
+    """A counter that follows counts which the core keeps by kind."""
+
+    def __init__(self, counter: Counter, counts: Mapping[K, int]) -> None:
+        self._counter = counter
+        self._counts = counts
+        self._seen: dict[K, int] = {}
+
+    def take_over(self) -> None:
+        for kind, count in self._counts.items():
+            if count != self._seen.get(kind, 0):
+                self._counter.labels(kind.value).inc(count - self._seen.get(kind, 0))
+                self._seen[kind] = count
 
 
 class RouterMetrics:
     """Gauges are read when the metrics page is, in another thread: only plain counts."""
 
-    def __init__(self, metrics: Metrics, dispatcher: Dispatcher) -> None:
+    def __init__(self, metrics: Metrics, dispatcher: Dispatcher, clock: Callable[[], float]) -> None:
         self._dispatcher = dispatcher
-        self._ended: dict[Ending, int] = dict.fromkeys(Ending, 0)
-        self._forgotten: dict[Forgotten, int] = dict.fromkeys(Forgotten, 0)
+        state = dispatcher.state
         self._placements = metrics.counter("placements", "requests placed", ("policy", "waited"))
         self._refusals = metrics.counter("refusals", "requests not placed", ("code",))
-        self._endings = metrics.counter("reservations_ended", "reservations by why they ended", ("reason",))
+        self._tallies: list[Tally[Any]] = [
+            Tally(metrics.counter("reservations_ended", "reservations by why they ended", ("reason",)), state.endings),
+            Tally(
+                metrics.counter("load_corrections", "what load reports have put right, by request", ("kind",)),
+                state.corrections,
+            ),
+            Tally(
+                metrics.counter("sessions_forgotten", "sessions by why they were forgotten", ("reason",)),
+                dispatcher.affinity.forgotten,
+            ),
+        ]
         self._sessions = metrics.counter("session_placements", "placed requests of sessions", ("worker",))
-        self._sessions_ended = metrics.counter("sessions_forgotten", "sessions by why they were forgotten", ("reason",))
         self._decisions = metrics.counter("replica_decisions", "placements of replicas", ("outcome",))
         self._reports = metrics.counter("load_reports", "load reports of workers", ("outcome",))
         self._queued = metrics.histogram("queued_seconds", "time in the queue of requests that were placed")
@@ -46,18 +75,22 @@ class RouterMetrics:
         self._tokens = {where: tokens.labels(where) for where in WHERE}
         gauge = metrics.gauge
         gauge("waiting_requests", "requests in the queue").set_function(lambda: float(dispatcher.waiting))
-        gauge("reservations", "placed requests").set_function(lambda: float(dispatcher.state.reservations))
-        gauge("inflight_prefixes", "prefixes that are being computed").set_function(
-            lambda: float(len(dispatcher.state.inflight))
-        )
+        gauge("reservations", "placed requests").set_function(lambda: float(state.reservations))
+        gauge("inflight_prefixes", "prefixes that are being computed").set_function(lambda: float(len(state.inflight)))
         gauge("inflight_key_bytes", "keys of prefixes that are being computed").set_function(
-            lambda: float(dispatcher.state.inflight.key_bytes)
+            lambda: float(state.inflight.key_bytes)
         )
         gauge("sessions", "sessions whose worker is remembered").set_function(lambda: float(len(dispatcher.affinity)))
         gauge("explained_requests", "placements that can be explained").set_function(
             lambda: float(len(dispatcher.decisions))
         )
-        gauge("workers", "workers known").set_function(lambda: float(dispatcher.state.worker_count))
+        gauge("early_news", "messages about workers that the directory does not name yet").set_function(
+            lambda: float(len(state.early))
+        )
+        gauge("oldest_load_report_seconds", "how long the worker that is silent longest has been").set_function(
+            lambda: max((clock() - since for since in state.silent_since()), default=0.0)
+        )
+        gauge("workers", "workers known").set_function(lambda: float(state.worker_count))
 
     def placed(self, placed: Placed) -> None:
         placement, chosen = placed.placement, placed.chosen
@@ -88,21 +121,15 @@ class RouterMetrics:
     def refused(self, refused: Refused) -> None:
         self._refusals.labels(refused.reply.code).inc()
 
-    def decision(self, applied: bool) -> None:
-        self._decisions.labels("applied" if applied else "ignored").inc()
+    def decision(self, heard: Heard) -> None:
+        self._decisions.labels(heard.value).inc()
 
-    def report(self, applied: bool) -> None:
-        self._reports.labels("applied" if applied else "unknown_instance").inc()
+    def report(self, heard: Heard) -> None:
+        self._reports.labels(heard.value).inc()
 
-    def endings(self) -> None:
-        """Take over what has happened since the last call."""
+    def take_over(self) -> None:
+        """What has happened since the last call."""
         self._prefix_waits.inc(self._dispatcher.prefix_waits - self._prefix_waits_seen)
         self._prefix_waits_seen = self._dispatcher.prefix_waits
-        for ending, count in self._dispatcher.state.endings.items():
-            if count != self._ended[ending]:
-                self._endings.labels(ending.value).inc(count - self._ended[ending])
-                self._ended[ending] = count
-        for reason, count in self._dispatcher.affinity.forgotten.items():
-            if count != self._forgotten[reason]:
-                self._sessions_ended.labels(reason.value).inc(count - self._forgotten[reason])
-                self._forgotten[reason] = count
+        for tally in self._tallies:
+            tally.take_over()

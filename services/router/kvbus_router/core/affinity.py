@@ -9,13 +9,15 @@ the most load that it can ever add to a worker is what that worker computes in t
 
 Bounded: at the limit the session that was silent longest is forgotten, and each one after ``ttl_s`` without a placement. Replicas
 tell each other: of two placements of a session the later one counts, with equal times that of the greater router id, in whatever
-order they are heard. So all end up with the same worker.
+order they are heard. So all end up with the same worker, also when a clock has jumped (`is_later`).
 """
 
 from collections import OrderedDict
 from enum import StrEnum
 
 import msgspec
+
+from kvbus_router.core.news import is_later
 
 MAX_SESSION_ID_CHARS = 256
 """Longer ids, which no API lets through, are not remembered."""
@@ -75,7 +77,7 @@ class SessionAffinity:
         if key is None or self.mode is Mode.OFF:
             return
         bound = self._sessions.get(key)
-        if bound is not None and (bound.decided_ms, bound.router_id) > (decided_ms, router_id):
+        if bound is not None and not is_later((decided_ms, router_id), (bound.decided_ms, bound.router_id)):
             self._sessions[key] = msgspec.structs.replace(bound, used_at=now)
         else:
             self._sessions[key] = Bound(worker_id, decided_ms, router_id, now)

@@ -1,6 +1,6 @@
 """Places requests: at once when a worker has room and nobody waits before them, else in the order of the queue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from random import Random
 
@@ -13,6 +13,7 @@ from kvbus_router.core.estimate import Estimate
 from kvbus_router.core.explaining import Decided, DecisionLog, explanation, ranked
 from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.limits import Limits, Thresholds, Weights
+from kvbus_router.core.news import Heard
 from kvbus_router.core.policies import Outcome, RoutingPolicy
 from kvbus_router.core.policy_classes import PolicyClasses, Traits
 from kvbus_router.core.queue import WaitingQueue
@@ -21,9 +22,12 @@ from kvbus_router.core.waiting import Item, WaitingRoom
 from kvbus_router.core.workers import Reservation
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.indexer import Match
+from kvbus_wire.load import LoadReport
+from kvbus_wire.records import InstanceRecord
 from kvbus_wire.router import Decision, Placement, RouteExplanation, RouteRequest
 
 ONE_CLASS = PolicyClasses()
+PLACED_ELSEWHERE = "another router has placed the request"
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -68,7 +72,7 @@ class Dispatcher:
         unix_ms: Callable[[], int] = lambda: 0,
         classes: PolicyClasses = ONE_CLASS,
     ) -> None:
-        self.state = RouterState(limits)
+        self.state = RouterState(limits, weights.expected_output_tokens)
         self.limits = limits
         self.weights = weights
         self.decisions = DecisionLog(limits.max_explained_requests)
@@ -91,7 +95,12 @@ class Dispatcher:
 
     def finished(self, request_id: str) -> bool:
         """The request is over, or its client gone: its reservation or its place in the queue is free."""
-        return self.room.remove(request_id) is not None or self.state.finished(request_id)
+        waited = self.room.remove(request_id) is not None
+        return self.state.finished(request_id) or waited
+
+    def give_up(self, request_id: str) -> bool:
+        """Nobody waits for this router's answer any more. The request may go on at another one."""
+        return self.room.remove(request_id) is not None or self.state.give_up(request_id)
 
     def first_token(self, request_id: str, now: float) -> Outcome | None:
         """A placed request has its first token. What came of this router's own choice (the policy has been told), else None."""
@@ -112,11 +121,25 @@ class Dispatcher:
             return []
         return [Settled(request_id, _refused(ErrorCode.CANCELLED, message, retryable=False))]
 
-    def apply_decision(self, decision: Decision, now: float) -> tuple[bool, list[Settled]]:
-        """A replica has placed a request. False: the reservation could not be made here. If it waits here it does so in vain."""
-        settled = self.leave_queue(decision.request_id, "another router has placed the request")
-        applied = self.state.apply_decision(decision, now)
-        if applied:
+    def joined(self, record: InstanceRecord, now: float) -> list[Settled]:
+        """A record is new or has changed; see `RouterState.joined`."""
+        self.state.joined(record, now)
+        return self._placed_elsewhere([item.id for item in self.room.items()])
+
+    def load_report(self, report: LoadReport, now: float) -> tuple[Heard, list[Settled]]:
+        """A worker tells what it has. What runs there waits here in vain."""
+        heard = self.state.load_report(report, now)
+        return heard, self._placed_elsewhere(report.request_ids) if self.waiting else []
+
+    def _placed_elsewhere(self, request_ids: Iterable[str]) -> list[Settled]:
+        placed = [r for r in request_ids if r in self.room and self.state.reservation(r) is not None]
+        return [settled for request_id in placed for settled in self.leave_queue(request_id, PLACED_ELSEWHERE)]
+
+    def apply_decision(self, decision: Decision, now: float) -> tuple[Heard, list[Settled]]:
+        """A replica has placed a request. If it waits here it does so in vain."""
+        settled = self.leave_queue(decision.request_id, PLACED_ELSEWHERE)
+        heard = self.state.apply_decision(decision, now)
+        if heard in (Heard.APPLIED, Heard.EARLY):
             self.affinity.bind(
                 session_key(decision.model, decision.tenant, decision.session_id),
                 decision.worker_id,
@@ -124,7 +147,7 @@ class Dispatcher:
                 router_id=decision.router_id,
                 now=now,
             )
-        return applied, settled
+        return heard, settled
 
     # -- what can be changed, and asked
 
@@ -385,6 +408,7 @@ class Dispatcher:
             placed_at=now,
             flow=item.flow,
             predicted=chosen,
+            decided=(decision.decided_ms, decision.router_id),
         )
         self.state.reserve(reservation, decision.keys)
         if request.session is None:

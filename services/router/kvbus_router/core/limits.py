@@ -48,6 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     worker_wait_s: float = 2.0
     max_reservations: int = 100_000
     reservation_grace_s: float = 5.0
+    max_ended_requests: int = 16_384
+    max_early_news: int = 1024
     max_inflight_key_bytes: int = 64 << 20
     inflight_grace_s: float = 2.0
     max_explained_workers: int = 16

@@ -7,6 +7,7 @@ from enum import StrEnum
 from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
+from kvbus_router.core.news import Correction, EarlyNews, EndedRequests, Heard, is_later
 from kvbus_router.core.shares import Shares
 from kvbus_router.core.workers import Reservation, Worker
 from kvbus_wire.load import LoadReport
@@ -15,21 +16,36 @@ from kvbus_wire.router import Decision
 
 
 class Ending(StrEnum):
-    """Why a reservation ended. Age is none of the reasons."""
+    """Why a reservation ended. Age is none of the reasons.
+
+    ``given_up``: whoever asked for the placement did not wait for it. ``not_arrived``: the worker never listed it; ``vanished``: it
+    does not list it any more, and nobody had told of the end.
+    """
 
     FINISHED = "finished"
     MOVED = "moved"
+    GIVEN_UP = "given_up"
     WORKER_GONE = "worker_gone"
-    NOT_REPORTED = "not_reported"
+    NOT_ARRIVED = "not_arrived"
+    VANISHED = "vanished"
 
 
 class RouterState:
-    """Times are monotonic seconds."""
+    """Times are monotonic seconds.
 
-    def __init__(self, limits: Limits) -> None:
+    What routers and frontends tell is a guess until the worker's report confirms it: of a request that a report lists, the worker
+    knows best. Every reservation that was made is there until exactly one `Ending` is counted for it. ``expected_output``: tokens
+    that are expected of a request of which only its worker has told.
+    """
+
+    def __init__(self, limits: Limits, expected_output: int = 256) -> None:
         self.limits = limits
+        self._expected_output = expected_output
         self.inflight = InFlightPrefixes(limits.max_inflight_key_bytes, limits.inflight_grace_s)
         self.endings: dict[Ending, int] = dict.fromkeys(Ending, 0)
+        self.corrections: dict[Correction, int] = dict.fromkeys(Correction, 0)
+        self.early = EarlyNews(limits.max_early_news)
+        self._ended = EndedRequests(limits.max_ended_requests)
         self.shares = Shares()
         self._workers: dict[str, Worker] = {}
         self._models: dict[str, dict[str, Worker]] = {}
@@ -38,8 +54,8 @@ class RouterState:
 
     # -- the directory
 
-    def joined(self, record: InstanceRecord) -> None:
-        """A record is new or has changed."""
+    def joined(self, record: InstanceRecord, now: float = 0.0) -> None:
+        """A record is new or has changed. What was heard of a new worker before counts from now on."""
         if record.kvbm is not None:
             self._kvbms[record.instance_id] = record
         if record.worker is None:
@@ -54,8 +70,13 @@ class RouterState:
             known.record, known.worker = record, record.worker
             return
         self._drop_worker(record.instance_id)
-        worker = self._workers[record.instance_id] = Worker(record, record.worker)
+        worker = self._workers[record.instance_id] = Worker(record, record.worker, now)
         self._models.setdefault(record.worker.model.name, {})[record.instance_id] = worker
+        for news, heard_at in self.early.take(record.instance_id):
+            if isinstance(news, LoadReport):
+                self.load_report(news, heard_at)
+            else:
+                self.apply_decision(news, heard_at)
 
     def left(self, record: InstanceRecord) -> None:
         """The record is gone. Of an older incarnation than the known one: nothing happens."""
@@ -80,15 +101,50 @@ class RouterState:
 
     # -- load and progress
 
-    def load_report(self, report: LoadReport, now: float) -> bool:
-        """False: it is of an instance or incarnation that the directory does not name (yet, or any more)."""
+    def load_report(self, report: LoadReport, now: float) -> Heard:
         worker = self._workers.get(report.instance_id)
-        if worker is None or worker.incarnation != report.incarnation:
-            return False
-        for reservation in worker.update(report, now, self.limits.reservation_grace_s):
-            self._forget(reservation, Ending.NOT_REPORTED)
+        if worker is None or worker.incarnation < report.incarnation:
+            self.early.keep(report, now)
+            return Heard.EARLY
+        if worker.incarnation > report.incarnation:
+            return Heard.OLD_INCARNATION
+        if worker.is_reordered(report):
+            return Heard.REORDERED
+        verified = worker.update(report, now, self.limits.reservation_grace_s)
+        for reservation in verified.over:
+            self._forget(reservation, Ending.VANISHED if reservation.listed else Ending.NOT_ARRIVED)
             self.inflight.discard_uncomputed(reservation.request_id)
-        return True
+        self.corrections[Correction.LATE] += verified.late
+        for request_id, said in verified.unknown.items():
+            self._adopt(worker, request_id, said, now)
+        return Heard.APPLIED
+
+    def _adopt(self, worker: Worker, request_id: str, said: int, now: float) -> None:
+        """A worker lists a request of which it has no reservation. The report counts it already."""
+        elsewhere = self._placed.get(request_id)
+        if elsewhere is not None:
+            if elsewhere.reservations[request_id].listed:
+                return
+            self._forget(elsewhere.release(request_id), Ending.MOVED)
+            self.inflight.discard(request_id)
+        elif not self.can_reserve():
+            self.corrections[Correction.UNTRACKED] += 1
+            return
+        reservation = Reservation(
+            request_id=request_id,
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            prompt_tokens=0,
+            uncached_tokens=0,
+            expected_output=self._expected_output,
+            placed_at=now,
+            first_token_at=now if said else None,
+            listed=True,
+            output_tokens=said,
+        )
+        self._add(worker, reservation)
+        outlived = Correction.OUTLIVED if request_id in self._ended else Correction.ADOPTED
+        self.corrections[outlived if elsewhere is None else Correction.MOVED] += 1
 
     def first_token(self, request_id: str, now: float) -> None:
         worker = self._placed.get(request_id)
@@ -97,8 +153,13 @@ class RouterState:
             self.inflight.computed(request_id, now)
 
     def finished(self, request_id: str) -> bool:
-        """Returns whether there was a reservation."""
+        """The request is over wherever it was: decisions on it come too late from now on. Returns whether it had a reservation."""
+        self._ended.add(request_id)
         return self._release(request_id, Ending.FINISHED)
+
+    def give_up(self, request_id: str) -> bool:
+        """Nobody waits for the placement any more; whoever asked may ask another router. Returns whether it had a reservation."""
+        return self._release(request_id, Ending.GIVEN_UP)
 
     # -- reservations
 
@@ -108,26 +169,34 @@ class RouterState:
     def reserve(self, reservation: Reservation, keys: bytes) -> None:
         """Raise KeyError for a worker that is not known. An earlier reservation of the request moves."""
         worker = self._workers[reservation.worker_id]
-        self.withdraw(reservation.request_id)
+        self._release_moved(reservation.request_id)
+        self._add(worker, reservation)
+        self.inflight.add(reservation.request_id, reservation.worker_id, keys)
+
+    def _add(self, worker: Worker, reservation: Reservation) -> None:
         worker.reserve(reservation)
         self._placed[reservation.request_id] = worker
         self.shares.add(reservation.flow)
-        self.inflight.add(reservation.request_id, reservation.worker_id, keys)
 
     def withdraw(self, request_id: str) -> bool:
-        """Undo a placement, because the request is placed anew."""
+        """Undo a placement, because the request is placed anew. What was heard of it before counts no more."""
+        self._ended.forget(request_id)
+        self.early.forget(request_id)
+        return self._release_moved(request_id)
+
+    def _release_moved(self, request_id: str) -> bool:
         released = self._release(request_id, Ending.MOVED)
         if released:
             self.inflight.discard(request_id)
         return released
 
-    def apply_decision(self, decision: Decision, now: float) -> bool:
-        """A replica has placed a request. False: on a worker that is not known here, or there are too many reservations."""
-        worker = self._workers.get(decision.worker_id)
-        if worker is None or worker.incarnation != decision.incarnation:
-            return False
-        if decision.request_id not in self._placed and not self.can_reserve():
-            return False
+    def apply_decision(self, decision: Decision, now: float) -> Heard:
+        """A replica has placed a request."""
+        heard = self._judge(decision)
+        if heard is Heard.EARLY:
+            self.early.keep(decision, now)
+        if heard is not Heard.APPLIED:
+            return heard
         reservation = Reservation(
             request_id=decision.request_id,
             worker_id=decision.worker_id,
@@ -137,9 +206,32 @@ class RouterState:
             expected_output=decision.expected_output,
             placed_at=now,
             flow=FlowKey(decision.policy_class, decision.tenant),
+            decided=(decision.decided_ms, decision.router_id),
         )
-        self.reserve(reservation, decision.keys)
-        return True
+        known = self.reservation(decision.request_id)
+        if known is None or known.worker_id != decision.worker_id:
+            self.reserve(reservation, decision.keys)
+        else:
+            self.shares.drop(known.flow)
+            self._add(self._workers[decision.worker_id], reservation)
+            if reservation.first_token_at is None and not reservation.output_tokens:
+                self.inflight.add(decision.request_id, decision.worker_id, decision.keys)
+        return Heard.APPLIED
+
+    def _judge(self, decision: Decision) -> Heard:
+        if decision.request_id in self._ended:
+            return Heard.ENDED
+        worker = self._workers.get(decision.worker_id)
+        if worker is None or worker.incarnation < decision.incarnation:
+            return Heard.EARLY
+        if worker.incarnation > decision.incarnation:
+            return Heard.OLD_INCARNATION
+        known, decided = self.reservation(decision.request_id), (decision.decided_ms, decision.router_id)
+        if known is None:
+            return Heard.APPLIED if self.can_reserve() else Heard.FULL
+        if known.worker_id == decision.worker_id:
+            return Heard.KNOWN if known.decided == decided or known.predicted is not None else Heard.APPLIED
+        return Heard.SUPERSEDED if known.listed or not is_later(decided, known.decided) else Heard.APPLIED
 
     def _release(self, request_id: str, ending: Ending) -> bool:
         worker = self._placed.get(request_id)
@@ -175,6 +267,14 @@ class RouterState:
     def worker_count(self) -> int:
         return len(self._workers)
 
+    def unheard(self) -> list[str]:
+        """Ids of the workers that have not reported yet."""
+        return [worker.worker_id for worker in self._workers.values() if worker.report is None]
+
+    def silent_since(self) -> list[float]:
+        """Of each worker, when its last report came, or when the directory named it. May be called from another thread."""
+        return [worker.heard_at for worker in list(self._workers.values())]
+
     @property
     def models(self) -> list[str]:
         return sorted(self._models)
@@ -194,6 +294,8 @@ class RouterState:
         self.shares.check_integrity(Counter(w.reservations[request_id].flow for request_id, w in held.items()))
         if len(self._placed) > self.limits.max_reservations:
             raise AssertionError("too many reservations")
+        if len(self.early) > self.limits.max_early_news or len(self._ended) > self.limits.max_ended_requests:
+            raise AssertionError("too much is remembered")
         for worker in self._workers.values():
             if worker.totals != worker._count() or worker.occupancy != worker._occupancy():
                 raise AssertionError("stale totals")

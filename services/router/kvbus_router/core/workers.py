@@ -9,6 +9,9 @@ not list comes on top:
     in the report, no first token       in the report           in the report
     in the report, first token since    in the report           taken off the report
     in the report, ended since          taken off the report    taken off the report (if it had no first token before the report)
+    in the report, ended just before    taken off the report    taken off the report (if it had no first token)
+
+The last line: the report was on its way when the end was told. The next report still lists it? Then the worker is right: it runs.
 """
 
 import msgspec
@@ -20,11 +23,14 @@ from kvbus_wire.load import LoadReport
 from kvbus_wire.packing import TOKEN_BYTES, unpack_tokens
 from kvbus_wire.records import InstanceRecord, WorkerRecord
 
+MAX_ENDED_SINCE = 4096
+"""Ends that are remembered until a worker's next report. What is forgotten is counted until the report after that."""
+
 
 class Reservation(msgspec.Struct):
     """A placed request. ``listed``: the worker's last report names it, with ``reported_tokens`` of it still to prefill then.
-    ``output_tokens``: said so far; ``flow``: in whose share it runs; ``predicted``: what it was placed for, None when a replica
-    placed it."""
+    ``output_tokens``: said so far; ``flow``: in whose share it runs; ``predicted``: what it was placed for, None when this router
+    did not place it; ``decided``: when and by which router it was placed (unix milliseconds, id)."""
 
     request_id: str
     worker_id: str
@@ -39,6 +45,7 @@ class Reservation(msgspec.Struct):
     output_tokens: int = 0
     flow: FlowKey = ONE_FLOW
     predicted: Estimate | None = None
+    decided: tuple[int, str] = (0, "")
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -60,17 +67,29 @@ class Occupancy(msgspec.Struct, frozen=True):
     output_left: tuple[int, ...]
 
 
-class Worker:
-    """Use `RouterState` to change it."""
+class Verified(msgspec.Struct, frozen=True):
+    """What a report says about the reservations. ``over``: those that it shows to be over. ``unknown``: requests that it lists and
+    of which there is no reservation, with the output so far. ``late``: listed ones that had ended by the time it came."""
 
-    def __init__(self, record: InstanceRecord, worker: WorkerRecord) -> None:
+    over: list[Reservation]
+    unknown: dict[str, int]
+    late: int
+
+
+class Worker:
+    """Use `RouterState` to change it. ``heard_at``: when its last report came, or the directory named it."""
+
+    def __init__(self, record: InstanceRecord, worker: WorkerRecord, now: float = 0.0) -> None:
         self.record = record
         self.worker = worker
         self.report: LoadReport | None = None
+        self.heard_at = now
         self.reservations: dict[str, Reservation] = {}
-        # Of requests in the report that have ended since.
+        # Of requests in the report that have ended.
         self._ended = 0
         self._ended_tokens = 0
+        # Since the report, by id: the tokens that a report that does not know it yet may count.
+        self._ended_since: dict[str, int] = {}
         self._totals: Totals | None = None
         self._occupied: Occupancy | None = None
 
@@ -122,7 +141,16 @@ class Worker:
         return self._occupied
 
     def reserve(self, reservation: Reservation) -> None:
+        """One of the same request, which a decision has told before or a report has shown, is only made complete."""
+        known = self.reservations.get(reservation.request_id)
+        if known is not None:
+            reservation.placed_at = known.placed_at
+            reservation.first_token_at = known.first_token_at
+            reservation.listed = known.listed
+            reservation.output_tokens = known.output_tokens
+            reservation.reported_tokens = _reported_tokens(reservation)
         self.reservations[reservation.request_id] = reservation
+        self._ended_since.pop(reservation.request_id, None)
         self._changed()
 
     def first_token(self, reservation: Reservation, now: float) -> None:
@@ -135,30 +163,40 @@ class Worker:
         if reservation.listed:
             self._ended += 1
             self._ended_tokens += reservation.reported_tokens
+        self._ended_since[request_id] = reservation.uncached_tokens if reservation.first_token_at is None else 0
+        if len(self._ended_since) > MAX_ENDED_SINCE:
+            del self._ended_since[next(iter(self._ended_since))]
         self._changed()
         return reservation
 
-    def update(self, report: LoadReport, now: float, grace_s: float) -> list[Reservation]:
-        """Take over a report. Returns the reservations that it shows to be over: once listed and not any more, or never listed
-        although the request had ``grace_s`` to arrive."""
+    def is_reordered(self, report: LoadReport) -> bool:
+        """Whether a report is older than the last one, or the same."""
+        return self.report is not None and 0 < report.seq <= self.report.seq
+
+    def update(self, report: LoadReport, now: float, grace_s: float) -> Verified:
+        """Take over a report. A reservation is over when it was listed and is not any more, or was never listed although the
+        request had ``grace_s`` to arrive. Those that are over are gone from here already."""
         named = _said_so_far(report)
         over = [
             r
             for r in self.reservations.values()
-            if r.request_id not in named and (r.listed or now - r.placed_at > grace_s)
+            if r.request_id not in named and not report.ids_cut and (r.listed or now - r.placed_at > grace_s)
         ]
         for r in over:
             del self.reservations[r.request_id]
         for reservation in self.reservations.values():
-            reservation.listed = reservation.request_id in named
-            prefilling = reservation.listed and reservation.first_token_at is None
-            reservation.reported_tokens = reservation.uncached_tokens if prefilling else 0
+            reservation.listed = reservation.request_id in named or (report.ids_cut and reservation.listed)
             # A report that is late, or of a worker that does not tell, takes nothing back.
             reservation.output_tokens = max(reservation.output_tokens, named.get(reservation.request_id, 0))
-        self.report = report
-        self._ended = self._ended_tokens = 0
+            reservation.reported_tokens = _reported_tokens(reservation)
+        late = named.keys() & self._ended_since.keys()
+        self._ended = len(late)
+        self._ended_tokens = sum(self._ended_since[request_id] for request_id in late)
+        self._ended_since.clear()
+        self.report, self.heard_at = report, now
         self._changed()
-        return over
+        unknown = {r: said for r, said in named.items() if r not in self.reservations and r not in late}
+        return Verified(over, unknown, len(late))
 
     def _changed(self) -> None:
         self._totals = self._occupied = None
@@ -191,6 +229,13 @@ class Worker:
         )
         left = sorted(output_left(r.expected_output, r.output_tokens) for r in reservations)
         return Occupancy(max(0.0, self.totals.running - said), tuple(left))
+
+
+def _reported_tokens(reservation: Reservation) -> int:
+    """What of it the report that lists it counts as still to be computed. Output shows that there is nothing left, even when nobody
+    has told of a first token yet."""
+    computing = reservation.listed and reservation.first_token_at is None and not reservation.output_tokens
+    return reservation.uncached_tokens if computing else 0
 
 
 def _said_so_far(report: LoadReport) -> dict[str, int]:

@@ -34,11 +34,13 @@ class ClusterHandler:
         if change == "left":
             self._dispatcher.state.left(record)
         else:
-            self._dispatcher.state.joined(record)
+            self._settle(self._dispatcher.joined(record, self._clock()))
         self._pump()
 
     def on_load(self, report: LoadReport) -> None:
-        self._metrics.report(self._dispatcher.state.load_report(report, self._clock()))
+        heard, settled = self._dispatcher.load_report(report, self._clock())
+        self._metrics.report(heard)
+        self._settle(settled)
         self._pump()
 
     def on_progress(self, progress: Progress) -> None:
@@ -53,13 +55,13 @@ class ClusterHandler:
 
     def on_decision(self, decision: Decision) -> None:
         if decision.router_id != self._router_id:
-            applied, settled = self._dispatcher.apply_decision(decision, self._clock())
-            self._metrics.decision(applied)
+            heard, settled = self._dispatcher.apply_decision(decision, self._clock())
+            self._metrics.decision(heard)
             self._settle(settled)
             self._pump()
 
     def _pump(self) -> None:
         if self._dispatcher.waiting:
             self._settle(self._dispatcher.pump(self._clock()))
-        self._metrics.endings()
+        self._metrics.take_over()
         self._changed()

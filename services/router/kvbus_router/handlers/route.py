@@ -69,7 +69,7 @@ class RouteHandler:
                 future.set_result(one.outcome)
             elif isinstance(one.outcome, Placed):
                 # Nobody waits for it any more.
-                self._dispatcher.finished(one.request_id)
+                self._dispatcher.give_up(one.request_id)
 
     def stop(self) -> None:
         """From now on everybody is sent away, those who wait as well."""
@@ -93,7 +93,7 @@ class RouteHandler:
             if waits:
                 del self._open[request.request_id]
             if waits or (future.done() and not future.cancelled() and isinstance(future.result(), Placed)):
-                self._dispatcher.finished(request.request_id)
+                self._dispatcher.give_up(request.request_id)
             raise
 
     async def _announce(self, request: RouteRequest, placed: Placed) -> None:

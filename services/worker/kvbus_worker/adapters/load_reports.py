@@ -13,7 +13,7 @@ from kvbus_worker.engines.base import Engine
 
 
 class LoadReporter:
-    """``request_ids`` and ``output_tokens`` of a report are cut so that it fits into one message."""
+    """``request_ids`` and ``output_tokens`` of a report are cut so that it fits into one message; it says so then."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class LoadReporter:
         self._is_draining = is_draining
         self._onboard_rates = onboard_rates
         self._metrics = metrics
+        self._seq = 0
         self._wake = asyncio.Event()
 
     def changed(self) -> None:
@@ -71,6 +72,7 @@ class LoadReporter:
         not_submitted = self._table.not_submitted
         self._metrics.note_load(load, not_submitted)
         ids = self._fitting_ids()
+        self._seq += 1
         return LoadReport(
             instance_id=self._instance_id,
             incarnation=self._incarnation,
@@ -87,6 +89,8 @@ class LoadReporter:
             request_ids=ids,
             output_tokens=pack_tokens(self._table.outputs[: len(ids)]),
             onboard_tokens_per_s=self._onboard_rates(),
+            seq=self._seq,
+            ids_cut=len(ids) < len(self._table),
         )
 
     def _fitting_ids(self) -> tuple[str, ...]:
