@@ -34,7 +34,7 @@ def server() -> Iterator[NatsServer]:
 
 
 def common(server: NatsServer, name: str) -> CommonSettings:
-    return CommonSettings(nats=server.url, instance_id=name, health_port=-1, lease_ttl_s=2)
+    return CommonSettings(nats=server.url, instance_id=name, health_port=-1, lease_ttl_s=60)
 
 
 def settings(server: NatsServer, name: str = "indexer", **fields: Any) -> IndexerSettings:
