@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,14 +27,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[NatsServer]:
 
 
 def test_every_role_has_what_it_needs_and_nothing_is_refused(
-    server: NatsServer, start_system: Callable[..., KvbusUp]
+    server: NatsServer, start_system: Callable[..., KvbusUp], tmp_path: Path
 ) -> None:
     credentials = [
         argument
         for role in ROLES
         for argument in ("--set", f"{role}.nats_user={role}", "--set", f"{role}.nats_password=secret-of-{role}")
     ]
-    system = start_system("--nats", server.url, *credentials)
+    system = start_system("--nats", server.url, *credentials, "--set", "indexer.checkpoint_interval_s=0.5")
     first = system.chat(QUESTION, max_tokens=8)
     second = system.chat(QUESTION, max_tokens=8)
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] // 16 * 16 - 16
@@ -49,6 +50,21 @@ def test_every_role_has_what_it_needs_and_nothing_is_refused(
         return {str(json.loads(line)["tier"]) for line in result.stdout.splitlines()}
 
     eventually_sync(lambda: tiers() == {"g1", "g2"}, what="events of workers and kvbm")
+
+    def ask(*arguments: str) -> dict[str, Any]:
+        result = run_kvbus(*arguments, "--nats", server.url, *operator, "--json")
+        assert result.returncode == 0, result.stdout + result.stderr
+        told: dict[str, Any] = json.loads(result.stdout)
+        return told
+
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps({"model": system.model, "messages": QUESTION}))
+    held = ask("index", "query", "--messages", str(body), "--url", system.url)["holdings"]
+    assert {line["tier"] for line in held} == {"g1", "g2"}
+    assert ask("index", "top")["models"][0]["found"] > 0
+    assert ask("index", "digest")["equal"]
+    findings = ask("doctor")["findings"]
+    assert {finding["level"] for finding in findings} == {"ok"}, findings
     limits = run_kvbus("router", "limits", "--nats", server.url, *operator, "--cordon", "worker-9")
     explained = run_kvbus("router", "explain", "--nats", server.url, *operator, "--request-id", first["id"], "--json")
     assert (limits.returncode, explained.returncode) == (0, 0), limits.stderr + explained.stderr
