@@ -9,7 +9,7 @@ Three loads; keys are packed as they come in messages, and random. 1,000 workers
     distinct  --blocks blocks in chains of 3,250, each held by one worker: memory, and the cost of memory that is new
 
 Fields of the JSON file:
-    kvbus_version, python, cores, index (flash, or plain with --plain), blocks
+    kvbus_version, python, cores, blocks
     stores_per_s_1thread, stores_per_s_2threads     blocks of the mixed load, in chains; 2: half of the workers each
     stores_distinct_per_s                           of the distinct load
     stores_cpu_ns, stores_distinct_cpu_ns           processor time of the storing thread, per block
@@ -39,8 +39,7 @@ from pathlib import Path
 import msgspec
 
 from kvbus_blocks.index import Owner, PrefixIndex
-from kvbus_blocks.keys import ShortKeys
-from kvbus_blocks.plain_index import PlainIndex
+from kvbus_blocks.keys import KEY_BYTES, ShortKeys
 from kvbus_cli.bench.index_load import DEPTH, WORKERS, Chain, MixedLoad, distinct_chains, owner
 from kvbus_cli.proc import rss_bytes
 
@@ -60,14 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures there")
     parser.add_argument("--blocks", type=int, default=10_000_000, help="blocks of the distinct load (10000000)")
-    parser.add_argument("--plain", action="store_true", help="the index in plain Python (slow: try --blocks 300000)")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     try:
-        make_index = PlainIndex if arguments.plain else _flash()
+        make_index = _flash()
     except (ImportError, RuntimeError) as problem:
         print(f"kvbus bench index: {problem}", file=sys.stderr)
         return 1
@@ -93,7 +91,6 @@ def measure(make_index: Callable[[], PrefixIndex], blocks: int) -> Figures:
         "kvbus_version": version("kvbus"),
         "python": platform.python_version(),
         "cores": os.cpu_count() or 1,
-        "index": "plain" if make_index is PlainIndex else "flash",
         "blocks": blocks,
     }
     rng = random.Random(20)
@@ -104,21 +101,21 @@ def measure(make_index: Callable[[], PrefixIndex], blocks: int) -> Figures:
 
 
 def _mixed(make_index: Callable[[], PrefixIndex], load: MixedLoad) -> Figures:
-    halves = [[chain for chain in load.chains if chain.worker % 2 == half] for half in range(2)]
-    two_s, _ = _store(make_index(), *halves)
     index = make_index()
     one_s, one_cpu_s = _store(index, load.chains)
-    deep, short = load.queries(QUERIES, DEPTH), load.queries(QUERIES, 512)
     figures: Figures = {
         "stores_per_s_1thread": round(load.blocks / one_s),
-        "stores_per_s_2threads": round(load.blocks / two_s),
         "stores_cpu_ns": round(1e9 * one_cpu_s / load.blocks, 1),
     }
+    deep, short = load.queries(QUERIES, DEPTH), load.queries(QUERIES, 512)
+    halves = [[chain for chain in load.chains if chain.worker % 2 == half] for half in range(2)]
+    two_s, _ = _store(make_index(), *halves)
+    figures["stores_per_s_2threads"] = round(load.blocks / two_s)
+    figures |= _while_writing(index, deep)
     figures |= _match_us("match_512", index.match, short)
     figures |= _match_us("match_3250", index.match, deep)
     figures |= _match_us("match_3250_listed", lambda keys: dict(index.match(keys).items()), deep)
-    figures |= _while_writing(index, deep)
-    everyone = ShortKeys(random.Random(21).randbytes(16 * DEPTH))
+    everyone = ShortKeys(random.Random(21).randbytes(KEY_BYTES * DEPTH))
     for worker in range(WORKERS):
         index.store(owner(worker), None, everyone)
     figures |= _match_us("match_all", index.match, [everyone] * QUERIES)
