@@ -15,8 +15,8 @@ from kvbus_indexer.core.instance import FeedKey, Phase
 from kvbus_wire.checkpoint import VERSION, CheckpointFeed, CheckpointHeader, framed
 from kvbus_wire.message import DecodeFailed
 
-SLICE_BLOCKS = 8192
-"""Blocks handled between two pauses: about two milliseconds in plain Python."""
+SLICE_BLOCKS = 2048
+"""Blocks handled between two pauses: one or two milliseconds."""
 
 
 class Pause(NamedTuple):
