@@ -190,5 +190,5 @@ async def test_blocks_and_tokens_are_reused_up_to_a_message_that_is_gone_in_the_
     cache = BlockCache(len(computed))
     cache.allocate(len(computed))
     for parent, key in zip([b"", *computed], computed, strict=False):
-        cache.publish(parent, key, b"")
+        cache.publish(parent, [key], [b""])
     assert cache.leading(wanted) == shared(first, second) // 16 >= place // 16

@@ -303,6 +303,8 @@ class Dispatcher:
             return None
         for waiting in queue.in_order(now):
             item = waiting.item
+            if not self._may_run(item.flow):
+                continue
             placed = self._place(item, self._chooser.sort(item.request), now)
             if placed is not None:
                 self.room.take_turn(item, placed.chosen.uncached_tokens, now)
