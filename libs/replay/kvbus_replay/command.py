@@ -1,0 +1,145 @@
+"""`kvbus replay TRACE`: what each policy would have made of a trace, on a cluster that does not exist."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from kvbus_blocks.index import PrefixIndex
+from kvbus_replay.indexes import index_maker
+from kvbus_replay.plots import PlottingMissing, plot, require_plotting
+from kvbus_replay.simulation.cluster import Cluster, ClusterShape
+from kvbus_replay.simulation.results import Curves, Result, curves_of, result_of
+from kvbus_replay.simulation.workers import WorkerShape
+from kvbus_replay.trace.calls import Trace, TraceError
+from kvbus_replay.trace.mooncake import BLOCK_TOKENS
+from kvbus_replay.trace.reading import read_trace
+from kvbus_router.adapters.policies import make_policy
+from kvbus_router.core.policies import RoutingPolicy
+from kvbus_runtime.settings import BadSettings
+from kvbus_worker.engines.mock.timing import TimingModel
+
+DEFAULT_POLICIES = ("kv", "round-robin", "least-loaded")
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON file. ``policies`` in the order in which they were asked for."""
+
+    trace: str
+    block_size: int
+    workers: int
+    seed: int
+    policies: dict[str, Result]
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    policies = arguments.policy or list(DEFAULT_POLICIES)
+    try:
+        makers = {name: _maker(name) for name in policies}
+        if arguments.plot is not None:
+            require_plotting()
+        trace = read_trace(
+            arguments.trace, mooncake_block_size=arguments.mooncake_block_size, max_calls=arguments.max_calls
+        )
+    except (TraceError, BadSettings, PlottingMissing) as problem:
+        print(f"kvbus replay: {problem}", file=sys.stderr)
+        return 2
+    shape = _shape(arguments, trace)
+    make_index = index_maker(lambda text: print(f"kvbus replay: {text}", file=sys.stderr))
+    runs = []
+    for name, make in makers.items():
+        result, curves = run_policy(trace, shape, name, make(), seed=arguments.seed, index=make_index())
+        runs.append((result, curves))
+        print(line_of(result), flush=True)
+    report = Report(
+        trace=trace.name,
+        block_size=trace.block_size,
+        workers=shape.workers,
+        seed=arguments.seed,
+        policies={result.policy: result for result, _ in runs},
+    )
+    if arguments.json is not None:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if arguments.plot is not None:
+        plot(arguments.plot, f"{trace.name} on {shape.workers} workers", runs)
+    return 0
+
+
+def run_policy(
+    trace: Trace, shape: ClusterShape, name: str, policy: RoutingPolicy, *, seed: int, index: PrefixIndex
+) -> tuple[Result, Curves]:
+    started = time.perf_counter()
+    cluster = Cluster(trace, shape, policy, rng=Random(seed), index=index)
+    cluster.run()
+    return result_of(name, cluster, time.perf_counter() - started), curves_of(cluster)
+
+
+def line_of(result: Result) -> str:
+    ttft, gaps, queue = result.ttft_s, result.inter_token_s, result.router_queue_s
+    failed = f", {sum(result.failed.values())} failed" if result.failed else ""
+    return (
+        f"{result.policy:<14} hit {result.hit_rate:6.2%} (oracle {result.oracle_hit_rate:6.2%})"
+        f"  TTFT p50 {ttft.p50:.3f} p90 {ttft.p90:.3f} p99 {ttft.p99:.3f} s"
+        f"  inter-token p50 {1000 * gaps.p50:.1f} p99 {1000 * gaps.p99:.1f} ms"
+        f"  queue p99 {queue.p99:.2f} + {result.engine_queue_s.p99:.2f} s  busiest {result.busy_share.peak:.2f} x mean"
+        f"  [{result.calls} calls{failed}, {result.events / max(result.wall_s, 1e-9):,.0f} events/s]"
+    )
+
+
+def _maker(name: str) -> Callable[[], RoutingPolicy]:
+    """A policy keeps state, so each run has its own. Raise BadSettings now for one that is not there."""
+    make_policy(name)
+    return lambda: make_policy(name)
+
+
+def _shape(arguments: argparse.Namespace, trace: Trace) -> ClusterShape:
+    timing = TimingModel(prefill_tokens_per_s=arguments.prefill_tokens_per_s, speedup=arguments.speedup)
+    worker = WorkerShape(
+        kv_tokens=max(arguments.kv_tokens, trace.block_size),
+        max_num_seqs=arguments.max_num_seqs,
+        max_batched_tokens=arguments.max_batched_tokens,
+        timing=timing,
+    )
+    return ClusterShape(workers=arguments.workers, worker=worker)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvbus replay",
+        description="Replay a trace of agent sessions, or a Mooncake trace, on a simulated cluster: the real cores of router, "
+        "index and mock engine under a virtual clock. Equal arguments give equal results.",
+    )
+    parser.add_argument("trace", type=Path, help="JSON lines, also .gz; see `kvbus trace`")
+    parser.add_argument("--workers", type=_positive, default=64, metavar="N")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="P",
+        help=f"may be given several times; {', '.join(DEFAULT_POLICIES)} without it",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole result")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it (needs matplotlib: extra plot)")
+    parser.add_argument("--seed", type=int, default=0, help="of what policies leave to chance")
+    parser.add_argument("--max-calls", type=int, default=0, metavar="N", help="only the first N calls of the trace")
+    parser.add_argument(
+        "--mooncake-block-size", type=_positive, default=BLOCK_TOKENS, metavar="TOKENS", help="of a hash id"
+    )
+    engine, shape = parser.add_argument_group("each worker"), WorkerShape()
+    engine.add_argument("--kv-tokens", type=_positive, default=shape.kv_tokens, help="what its KV blocks hold")
+    engine.add_argument("--max-num-seqs", type=_positive, default=shape.max_num_seqs)
+    engine.add_argument("--max-batched-tokens", type=_positive, default=shape.max_batched_tokens)
+    engine.add_argument("--prefill-tokens-per-s", type=float, default=shape.timing.prefill_tokens_per_s)
+    engine.add_argument("--speedup", type=float, default=1.0, help="all times of the engine divided by this")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

@@ -1,0 +1,1 @@
+"""Traces: what was asked when, as lengths and block hashes; never text."""

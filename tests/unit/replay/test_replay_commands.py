@@ -1,0 +1,67 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbus_replay import command, synth_command
+
+SMALL = [
+    *("--sessions", "4", "--typical-calls", "3", "--harnesses", "1", "--system-tokens", "500", "900"),
+    *("--typical-output-tokens", "20", "--max-output-tokens", "40"),
+]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl.gz"
+    assert synth_command.main([str(path), "--seed", "1", *SMALL]) == 0
+    return path
+
+
+def test_equal_arguments_write_equal_files(trace: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.jsonl.gz"
+    synth_command.main([str(again), "--seed", "1", *SMALL])
+    assert again.read_bytes() == trace.read_bytes()
+
+
+def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert synth_command.main([str(tmp_path / "t"), "--user-tokens", "9", "1"]) == 2
+    assert "kvbus trace synth:" in capsys.readouterr().err
+
+
+def test_every_policy_that_is_asked_for_has_a_line_and_an_entry(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    policies = ["--policy", "kv", "--policy", "random"]
+    assert command.main([str(trace), "--workers", "3", *policies, "--json", str(out), "--plot", str(picture)]) == 0
+    report = json.loads(out.read_text())
+    assert (
+        [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        == list(report["policies"])
+        == ["kv", "random"]
+    )
+    kv = report["policies"]["kv"]
+    assert 0 < kv["hit_rate"] <= kv["oracle_hit_rate"] < 1
+    assert {"p50", "p90", "p99"} <= set(kv["ttft_s"]) & set(kv["inter_token_s"]) & set(kv["router_queue_s"])
+    assert kv["busy_share"]["peak"] >= 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert command.main([str(tmp_path / "not-even-there"), "--plot", "out.png"]) == 2
+    assert "pip install 'kvbus[plot]'" in capsys.readouterr().err
+
+
+def test_an_unknown_policy_and_a_bad_trace_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"timestamp": 0}\n')
+    assert command.main([str(bad), "--policy", "best"]) == 2
+    assert "unknown policy 'best'" in capsys.readouterr().err
+    assert command.main([str(bad)]) == 2
+    assert "bad.jsonl:1:" in capsys.readouterr().err
