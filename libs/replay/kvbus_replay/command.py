@@ -13,6 +13,7 @@ from kvbus_blocks.index import PrefixIndex
 from kvbus_replay.indexes import index_maker
 from kvbus_replay.plots import PlottingMissing, plot, require_plotting
 from kvbus_replay.simulation.cluster import Cluster, ClusterShape
+from kvbus_replay.simulation.host_tier import HostShape
 from kvbus_replay.simulation.results import Curves, Result, curves_of, result_of
 from kvbus_replay.simulation.workers import WorkerShape
 from kvbus_replay.trace.calls import Trace, TraceError
@@ -105,7 +106,12 @@ def _shape(arguments: argparse.Namespace, trace: Trace) -> ClusterShape:
         max_batched_tokens=arguments.max_batched_tokens,
         timing=timing,
     )
-    return ClusterShape(workers=arguments.workers, worker=worker)
+    host = HostShape(
+        g2_tokens=arguments.g2_tokens,
+        workers=arguments.workers_per_host,
+        copy_tokens_per_s=arguments.copy_tokens_per_s,
+    )
+    return ClusterShape(workers=arguments.workers, worker=worker, host=host)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument("--max-batched-tokens", type=_positive, default=shape.max_batched_tokens)
     engine.add_argument("--prefill-tokens-per-s", type=float, default=shape.timing.prefill_tokens_per_s)
     engine.add_argument("--speedup", type=float, default=1.0, help="all times of the engine divided by this")
+    host, tier = parser.add_argument_group("each host"), HostShape()
+    host.add_argument("--g2-tokens", type=int, default=0, help="what kvbm holds in its memory (0: there is no kvbm)")
+    host.add_argument("--workers-per-host", type=_positive, default=tier.workers)
+    host.add_argument(
+        "--copy-tokens-per-s", type=float, default=tier.copy_tokens_per_s, help="of a worker, to or from its host"
+    )
     return parser
 
 

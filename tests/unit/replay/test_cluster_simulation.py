@@ -9,6 +9,7 @@ import pytest
 from kvbus_blocks.plain_index import PlainIndex
 from kvbus_replay.command import run_policy
 from kvbus_replay.simulation.cluster import Cluster, ClusterShape
+from kvbus_replay.simulation.host_tier import HostShape
 from kvbus_replay.simulation.measures import Weighted, distribution
 from kvbus_replay.simulation.results import Result
 from kvbus_replay.simulation.workers import WorkerShape
@@ -158,6 +159,39 @@ def test_a_full_cache_evicts_and_the_index_hears_of_it() -> None:
     worker.scheduler.check_integrity()
     run.index.check_integrity()
     assert run.index.sizes().entries == worker.scheduler.cache.cached <= 12
+
+
+def two_workers_of_one_host(g2_blocks: int, *calls: Call) -> Cluster:
+    host = HostShape(g2_tokens=g2_blocks * SIZE, workers=2, copy_tokens_per_s=10_000.0)
+    run = cluster(calls, workers=2, host=host, worker=WorkerShape(kv_tokens=40 * SIZE))
+    run.run()
+    for tier in run.hosts:
+        tier.pool.check_integrity()
+    for worker in run.workers.values():
+        worker.scheduler.check_integrity()
+    return run
+
+
+def test_what_the_device_has_evicted_comes_back_from_the_host() -> None:
+    others = [call(str(number), blocks=30, first=100 * number, at_s=10.0 * number) for number in range(1, 4)]
+    first = call("first", blocks=30, first=1000)
+    again = call("again", blocks=30, first=1000, at_s=50.0)
+    run = two_workers_of_one_host(1000, first, *others, again)
+    assert run.records.cached_tokens == 30 * SIZE
+    assert run.records.onboarded_tokens > 15 * SIZE
+    ttft = dict(zip(run.records.arrived_s, run.records.ttft_s, strict=True))
+    assert ttft[50.0] > run.records.onboarded_tokens / 10_000.0
+    run.hear_events(float("inf"))
+    held = sum(run.index.held(owner).keys.buffer_info()[1] for owner in run.index.owners() if owner.tier == "g2")
+    assert held == run.hosts[0].pool.usage().present > 100
+
+
+def test_a_host_without_room_evicts_and_stays_whole() -> None:
+    calls = [call(str(number), blocks=30, first=100 * number, at_s=float(number)) for number in range(1, 12)]
+    run = two_workers_of_one_host(50, *calls)
+    assert run.hosts[0].pool.usage().present <= 50
+    assert run.hosts[0].pool.counters.evictions > 0
+    assert run.hosts[0].pool.usage().leases == 0
 
 
 def test_output_without_hashes_is_found_by_nobody() -> None:

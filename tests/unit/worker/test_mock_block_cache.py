@@ -87,3 +87,12 @@ def test_the_users_of_a_beginning_only_do_not_hold_what_follows_it() -> None:
     cache.allocate(3)
     assert cache.leading([A, B, C, D]) == 1
     cache.check_integrity()
+
+
+def test_a_chain_is_told_from_its_end() -> None:
+    cache = BlockCache(4)
+    _publish_chain(cache, [A, B, C])
+    cache.release([A, B, C])
+    assert cache.acquire([A]) == 1
+    assert cache.chain(B) == [A, B]
+    assert cache.chain(C) == [A, B, C]

@@ -13,6 +13,7 @@ import msgspec
 
 from kvbus_blocks.index import Owner, PrefixIndex
 from kvbus_replay.simulation.clock import VirtualClock
+from kvbus_replay.simulation.host_tier import HostShape, HostTier
 from kvbus_replay.simulation.measures import CallRecords
 from kvbus_replay.simulation.oracle import SharedCacheOracle
 from kvbus_replay.simulation.workers import MODEL, SimulatedWorker, WorkerShape
@@ -23,11 +24,12 @@ from kvbus_router.core.policies import RoutingPolicy
 from kvbus_wire.errors import ErrorReply
 from kvbus_wire.frontend import Ended
 from kvbus_wire.indexer import Match
+from kvbus_wire.kv_events import KvEvent, Removed, Stored
 from kvbus_wire.load import LoadReport
 from kvbus_wire.packing import pack_keys, short_key, short_keys
 from kvbus_wire.request import AgentHints, SessionRef
 from kvbus_wire.router import RouteRequest
-from kvbus_worker.engines.base import BlockEvent, BlocksRemoved, BlocksStored, EngineError
+from kvbus_worker.engines.base import BlockEvent, BlocksRemoved, BlocksStored
 
 
 class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,7 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int = 64
     worker: WorkerShape = WorkerShape()
+    host: HostShape = HostShape()
     hop_s: float = 0.001
     events_s: float = 0.005
     deadline_s: float = 1800.0
@@ -82,14 +85,25 @@ class Cluster:
         self._size = trace.block_size
         self.dispatcher = Dispatcher("replay", limits or Limits(), weights or Weights(), policy, rng)
         self._running: dict[str, Running] = {}
-        self._news: deque[tuple[float, Owner, tuple[BlockEvent, ...]]] = deque()
+        self._news: deque[tuple[float, Owner, Sequence[BlockEvent | KvEvent]]] = deque()
         self._blockers: dict[str, int] = {}
         self._followers: dict[str, list[Call]] = {}
         self._ended_at: dict[str, float] = {}
         self.workers: dict[str, SimulatedWorker] = {}
+        self.hosts: list[HostTier] = []
         for number in range(shape.workers):
+            if shape.host.g2_tokens and number % shape.host.workers == 0:
+                host_id = f"host-{len(self.hosts):04}"
+                self.hosts.append(HostTier(host_id, shape.host, self._size, self.clock, self.tier_changed))
+                self.dispatcher.state.joined(self.hosts[-1].record)
             worker = SimulatedWorker(
-                f"worker-{number:04}", shape.worker, self._size, self.clock, self, max_repeats=shape.max_repeats
+                f"worker-{number:04}",
+                shape.worker,
+                self._size,
+                self.clock,
+                self,
+                max_repeats=shape.max_repeats,
+                tier=self.hosts[-1] if self.hosts else None,
             )
             self.workers[worker.worker_id] = worker
             self.dispatcher.state.joined(worker.record)
@@ -173,7 +187,7 @@ class Cluster:
             return
         running.queued_s += outcome.placement.queued_s
         worker = self.workers[outcome.placement.worker_id]
-        self.clock.after(self._shape.hop_s, partial(self._generate, worker, running))
+        self.clock.after(self._shape.hop_s, partial(worker.accept, running.call, running.keys))
 
     def _refused(self, running: Running, reply: ErrorReply) -> None:
         if not reply.retryable or running.retries >= self._shape.max_retries:
@@ -185,15 +199,15 @@ class Cluster:
 
     # -- what the workers say
 
-    def _generate(self, worker: SimulatedWorker, running: Running) -> None:
-        try:
-            worker.submit(running.call, running.keys)
-        except EngineError as error:
-            self.dispatcher.finished(running.call.call_id)
-            self._refused(running, error.reply)
+    def refused(self, call_id: str, reply: ErrorReply) -> None:
+        self.dispatcher.finished(call_id)
+        self._refused(self._running[call_id], reply)
 
     def blocks_changed(self, worker: SimulatedWorker, events: tuple[BlockEvent, ...]) -> None:
         self._news.append((self.clock.now + self._shape.events_s, worker.owner, events))
+
+    def tier_changed(self, owner: Owner, events: Sequence[KvEvent]) -> None:
+        self._news.append((self.clock.now + self._shape.events_s, owner, events))
 
     def hear_events(self, now: float) -> None:
         """What has reached the index by then. It is only applied when somebody asks the index."""
@@ -206,6 +220,10 @@ class Cluster:
                         index.store(owner, short_key(parent) if parent else None, short_keys(pack_keys(keys)))
                     case BlocksRemoved(keys):
                         index.remove(owner, short_keys(pack_keys(keys)))
+                    case Stored(parent, packed):
+                        index.store(owner, short_key(parent) if parent else None, short_keys(packed))
+                    case Removed(packed):
+                        index.remove(owner, short_keys(packed))
 
     def first_token(self, call_id: str) -> None:
         running = self._running[call_id]

@@ -7,14 +7,17 @@ import msgspec
 
 from kvbus_blocks.index import Owner
 from kvbus_replay.simulation.clock import VirtualClock
+from kvbus_replay.simulation.host_tier import TIER, HostTier, TierClient
 from kvbus_replay.simulation.texts import KeyedText
 from kvbus_replay.trace.calls import Call
+from kvbus_wire.errors import ErrorReply
 from kvbus_wire.frontend import Ended
 from kvbus_wire.load import LoadReport
 from kvbus_wire.records import InstanceRecord, ModelCard, WorkerRecord
 from kvbus_wire.request import Sampling, Stopping
 from kvbus_worker.core.load_pacing import LoadPacing
-from kvbus_worker.engines.base import BlockEvent, EngineRequest
+from kvbus_worker.core.onboard_rates import OnboardRates
+from kvbus_worker.engines.base import BlockEvent, BlocksStored, EngineError, EngineRequest
 from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits, Step
 from kvbus_worker.engines.mock.speech import Speech
 from kvbus_worker.engines.mock.timing import TimingModel
@@ -43,6 +46,8 @@ class Listener(Protocol):
 
     def ended(self, ended: Ended) -> None: ...
 
+    def refused(self, call_id: str, reply: ErrorReply) -> None: ...
+
     def step_ended(self, gap_s: float, tokens: int) -> None:
         """So many output tokens came ``gap_s`` after the one before them."""
 
@@ -61,6 +66,7 @@ class SimulatedWorker:
         listener: Listener,
         *,
         max_repeats: int,
+        tier: HostTier | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.owner = Owner(worker_id, "g1")
@@ -80,8 +86,11 @@ class SimulatedWorker:
             max_waiting=shape.max_waiting,
         )
         self.scheduler = MockScheduler(limits, shape.timing)
-        self.record = _record(worker_id, limits, shape.timing)
+        self.record = _record(worker_id, worker_id if tier is None else tier.record.host_id, limits, shape.timing)
+        self._tier = None if tier is None else TierClient(worker_id, tier, self.scheduler.cache, clock)
+        self._rates = OnboardRates()
         self._open: dict[str, None] = {}
+        self._fetching = 0
         self._step: Step | None = None
         self._step_began = 0.0
         self._step_number = 0
@@ -89,8 +98,34 @@ class SimulatedWorker:
         self._pacing = LoadPacing(min_interval_s=shape.load_min_interval_s, idle_interval_s=float("inf"))
         self._report_planned = False
 
-    def submit(self, call: Call, keys: list[bytes]) -> None:
-        """Raise EngineError for what cannot run."""
+    def accept(self, call: Call, keys: list[bytes]) -> None:
+        """Fetch what the host has of the prompt, then run it. The listener hears when it cannot run."""
+        self._open[call.call_id] = None
+        if self._tier is None:
+            self._submit(call, keys)
+            return
+        reusable = keys[: (call.prompt_tokens - 1) // self.scheduler.limits.block_size]
+        self._fetching += 1
+        if not self._tier.fetch(reusable, partial(self._fetched, call, keys, self._clock.now)):
+            self._fetching -= 1
+            self._submit(call, keys)
+
+    def _fetched(self, call: Call, keys: list[bytes], asked_s: float, blocks: int) -> None:
+        self._fetching -= 1
+        tokens = blocks * self.scheduler.limits.block_size
+        self._rates.observe(TIER, tokens, self._clock.now - asked_s)
+        self._announce(self.scheduler.cache.take_events())
+        self._submit(call, keys, onboarded_tokens=tokens)
+
+    def _announce(self, events: tuple[BlockEvent, ...]) -> None:
+        if events:
+            self._listener.blocks_changed(self, events)
+        if self._tier is not None:
+            for event in events:
+                if isinstance(event, BlocksStored):
+                    self._tier.stored(event)
+
+    def _submit(self, call: Call, keys: list[bytes], onboarded_tokens: int = 0) -> None:
         now = self._clock.now
         request = EngineRequest(
             request_id=call.call_id,
@@ -100,11 +135,16 @@ class SimulatedWorker:
             stopping=Stopping(max_tokens=call.output_tokens),
             priority=call.priority,
             strict_priority=call.strict_priority,
+            onboarded_tokens=onboarded_tokens,
         )
         output = range(call.output_tokens)
         speech = Speech(output, range(1, call.output_tokens + 1), "length", even=True)
-        self.scheduler.submit(request, speech, now, KeyedText(call.prompt_tokens, keys))
-        self._open[call.call_id] = None
+        try:
+            self.scheduler.submit(request, speech, now, KeyedText(call.prompt_tokens, keys))
+        except EngineError as error:
+            del self._open[call.call_id]
+            self._listener.refused(call.call_id, error.reply)
+            return
         self.calls += 1
         self._changed()
         if self._step is None:
@@ -121,7 +161,7 @@ class SimulatedWorker:
             incarnation=1,
             model=MODEL,
             running=load.running,
-            waiting=load.waiting,
+            waiting=load.waiting + self._fetching,
             waiting_tokens=load.waiting_tokens,
             used_blocks=load.used_blocks,
             total_blocks=load.total_blocks,
@@ -129,6 +169,7 @@ class SimulatedWorker:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_step_s=load.decode_step_s,
             request_ids=tuple(self._open),
+            onboard_tokens_per_s=self._rates.tokens_per_s,
         )
 
     def _begin(self) -> None:
@@ -152,8 +193,7 @@ class SimulatedWorker:
         self.computed_tokens += step.work.prefill_tokens
         if step.work.decode_seqs:
             self._listener.step_ended(step.duration_s / step.repeats, step.work.decode_seqs * step.repeats)
-        if output.blocks:
-            self._listener.blocks_changed(self, output.blocks)
+        self._announce(output.blocks)
         for delta in output.deltas:
             if delta.start == 0:
                 self._listener.first_token(delta.request_id)
@@ -175,7 +215,7 @@ class SimulatedWorker:
         self._listener.load_changed(self.report())
 
 
-def _record(worker_id: str, limits: SchedulerLimits, timing: TimingModel) -> InstanceRecord:
+def _record(worker_id: str, host_id: str, limits: SchedulerLimits, timing: TimingModel) -> InstanceRecord:
     card = ModelCard(
         name=MODEL,
         fingerprint="",
@@ -197,7 +237,7 @@ def _record(worker_id: str, limits: SchedulerLimits, timing: TimingModel) -> Ins
         service="worker",
         instance_id=worker_id,
         incarnation=1,
-        host_id=worker_id,
+        host_id=host_id,
         version="",
         started_ms=0,
         worker=worker,

@@ -67,7 +67,7 @@ class BlockCache:
     def cached(self) -> int:
         return len(self._runs)
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._runs
 
     def leading(self, keys: Sequence[bytes]) -> int:
@@ -150,6 +150,16 @@ class BlockCache:
         if last != ROOT:
             self.release((last,))
         return end
+
+    def chain(self, key: bytes) -> list[bytes]:
+        """All cached blocks from the root to a cached one."""
+        last = self._runs[key]
+        pieces = [last.keys[: last.keys.index(key) + 1]]
+        run = last.parent
+        while run is not None:
+            pieces.append(run.keys)
+            run = run.parent
+        return [key for piece in reversed(pieces) for key in piece]
 
     def take_events(self) -> tuple[BlockEvent, ...]:
         return self._events.take()
