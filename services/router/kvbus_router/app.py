@@ -17,9 +17,11 @@ from kvbus_router.handlers.control import ControlHandler
 from kvbus_router.handlers.route import RouteHandler
 from kvbus_router.settings import RouterSettings
 from kvbus_runtime.bus import Subscription
+from kvbus_runtime.discovery import Change
 from kvbus_runtime.service import Service
 from kvbus_wire.load import LoadReport
 from kvbus_wire.message import Message
+from kvbus_wire.records import InstanceRecord
 from kvbus_wire.router import Decision, ExplainPlaced, ExplainRoute, GetLimits, Progress, RouteRequest, SetLimits
 
 QUEUE = "routers"
@@ -93,6 +95,7 @@ class RouterApp:
         bus, subjects = self._service.bus, self._service.bus.subjects
         self._report_health()
         self._service.directory.on_change(self._cluster.on_change)
+        self._service.directory.on_change(self._count_routers)
         self._service.directory.on_change(self._report_health)
         self._inputs = [
             await bus.subscribe(subjects.load("*"), [LoadReport], self._cluster.on_load),
@@ -148,6 +151,13 @@ class RouterApp:
     def _changed(self) -> None:
         self._wake.set()
         self._heard.set()
+
+    def _count_routers(self, record: InstanceRecord, _change: Change) -> None:
+        if record.service == "router":
+            others = [
+                r for r in self._service.directory.instances("router") if r.instance_id != self._service.instance_id
+            ]
+            self.dispatcher.set_routers(1 + len(others))
 
     def _report_health(self, *_change: object) -> None:
         """Without a worker nothing can be placed. Without an indexer everything can, only worse: no reason to be unready."""

@@ -84,6 +84,12 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     ] = 1024
     max_inflight_key_bytes: Annotated[int, Flag("keys of prefixes that are being computed", metavar="BYTES")] = 64 << 20
     inflight_grace_s: Annotated[float, Flag("time for the events of a computed prefix to reach the index")] = 2.0
+    exact_workers: Annotated[
+        int, Flag("kv: a lone router compares all workers of a cluster up to this size for each request")
+    ] = 64
+    candidates: Annotated[
+        int, Flag("kv: of others so many that hold the most of the prompt, and at most so many at random")
+    ] = 16
     max_explained_workers: Annotated[int, Flag("workers named in the explanation of a placement")] = 16
     max_explained_requests: Annotated[int, Flag("placements that can be explained afterwards; the last ones")] = 1024
 

@@ -8,8 +8,12 @@ MEASUREMENTS = {
     "startup": "how long each service takes to start, and what it costs when idle",
     "frontend": "what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token",
     "index": "storing, matching and memory of the prefix index: 1,000 workers, 10 million blocks",
+    "router": "what a placement costs with 64 and 1,000 workers, and how evenly replicas spread requests",
     "prefix-stability": "what a line that changes at the top of a prompt costs, and a thought that changes in its middle",
 }
+
+ELSEWHERE = {"router": "kvbus_replay.router_bench_command"}
+"""Modules of measurements that need the services' cores."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,5 +28,6 @@ def main(argv: Sequence[str]) -> int:
         if help_wanted:
             raise SystemExit(0)
         return 2
-    status: int = importlib.import_module(f"kvbus_cli.bench.{argv[0].replace('-', '_')}").main(argv[1:])
+    module = ELSEWHERE.get(argv[0], f"kvbus_cli.bench.{argv[0].replace('-', '_')}")
+    status: int = importlib.import_module(module).main(argv[1:])
     return status

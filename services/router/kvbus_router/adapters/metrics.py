@@ -84,6 +84,9 @@ class RouterMetrics:
         gauge("explained_requests", "placements that can be explained").set_function(
             lambda: float(len(dispatcher.decisions))
         )
+        gauge("replicas", "routers that share the requests, this one included").set_function(
+            lambda: float(dispatcher.routers)
+        )
         gauge("early_news", "messages about workers that the directory does not name yet").set_function(
             lambda: float(len(state.early))
         )

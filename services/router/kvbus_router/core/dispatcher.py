@@ -8,7 +8,6 @@ import msgspec
 
 from kvbus_router.core.affinity import session_key
 from kvbus_router.core.choosing import Chooser, Weighed
-from kvbus_router.core.eligibility import Sorted
 from kvbus_router.core.estimate import Estimate
 from kvbus_router.core.explaining import Decided, DecisionLog, explanation, ranked
 from kvbus_router.core.fairness import FlowKey
@@ -159,6 +158,14 @@ class Dispatcher:
         """In force from now on; `pump` afterwards, since there may be room now. Requests that are placed stay where they are."""
         self._chooser.thresholds = thresholds
 
+    @property
+    def routers(self) -> int:
+        return self._chooser.routers
+
+    def set_routers(self, count: int) -> None:
+        """How many replicas there are, this one included: they take care not to choose the same worker at the same moment."""
+        self._chooser.routers = max(1, count)
+
     def set_classes(self, classes: PolicyClasses) -> None:
         """In force from now on; `pump` afterwards. Those who wait keep their place; what may run at a time is that of the class of
         the same name."""
@@ -167,7 +174,7 @@ class Dispatcher:
     def explain(self, request: RouteRequest, matches: Sequence[Match], now: float) -> RouteExplanation:
         """What would become of the request now. Nothing is placed, and the policy is not asked: it may count its choices."""
         inflight = self.state.inflight.depths(request.keys, now)
-        weighed = self._chooser.weigh(request, matches, inflight, self._chooser.sort(request), now)
+        weighed = self._chooser.weigh(request, matches, inflight, now, everyone=True)
         return explanation(self._decided(request, weighed, None, 0.0), self._router_id)
 
     def explain_placed(self, request_id: str) -> RouteExplanation | None:
@@ -235,12 +242,12 @@ class Dispatcher:
             return _refused(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", retryable=False)
         if not self.state.can_reserve():
             return Refused(self.room.overloaded(f"{self.state.reservations} requests are placed", self.waiting))
-        workers = self._chooser.sort(request)
-        if not workers.eligible and request.pinned is not None:
+        may_run = self._chooser.may_run(request)
+        if not may_run and request.pinned is not None:
             return _pinned_gone(request)
         if request.speculative and self.room.queue(request.model) is not None:
             return Refused(self.room.overloaded("others wait", self.waiting))
-        placed = self._place(item, workers, now)
+        placed = self._place(item, now)
         if placed is not None:
             return placed
         if request.speculative:
@@ -248,7 +255,7 @@ class Dispatcher:
         refusal = self.room.refusal(item)
         if refusal is not None:
             return Refused(refusal)
-        item.orphan_since = None if workers.eligible else now
+        item.orphan_since = None if may_run else now
         self.room.add(item)
         return Queued()
 
@@ -273,7 +280,7 @@ class Dispatcher:
             request = item.request
             constraints = (request.pinned, request.allowed, request.excluded, request.required_taints)
             if constraints not in may_run:
-                may_run[constraints] = bool(self._chooser.sort(request).eligible)
+                may_run[constraints] = self._chooser.may_run(request)
             refused = self._check_waiting(item, may_run[constraints], now)
             if refused is not None:
                 self.room.remove(item.id)
@@ -305,7 +312,7 @@ class Dispatcher:
             item = waiting.item
             if not self._may_run(item.flow):
                 continue
-            placed = self._place(item, self._chooser.sort(item.request), now)
+            placed = self._place(item, now)
             if placed is not None:
                 self.room.take_turn(item, placed.chosen.uncached_tokens, now)
                 return Settled(item.id, placed)
@@ -318,17 +325,17 @@ class Dispatcher:
             not limits.max_running_per_tenant or shares.of_flow(flow) < limits.max_running_per_tenant
         )
 
-    def _place(self, item: Item, workers: Sorted, now: float) -> Placed | None:
+    def _place(self, item: Item, now: float) -> Placed | None:
         """None when no worker that may take it has room, or it is better off waiting."""
         request = item.request
         if not self._may_run(item.flow):
             return None
-        has_room = any(map(self._chooser.has_room, workers.eligible))
+        has_room = self._chooser.has_room_for(request)
         if has_room or item.inflight is None:
             item.inflight = _deeper(item.inflight or {}, self.state.inflight.depths(request.keys, now))
         if not has_room:
             return None
-        weighed = self._chooser.weigh(request, item.matches, item.inflight, workers, now)
+        weighed = self._chooser.weigh(request, item.matches, item.inflight, now)
         if not weighed.estimates:
             return None
         chosen = self._chooser.choose(weighed.estimates)
@@ -437,7 +444,7 @@ class Dispatcher:
             session_worker_id=weighed.session_worker_id,
             best=best,
             rejected=rejected,
-            left_out=left_out,
+            left_out=left_out + weighed.unseen,
         )
 
 

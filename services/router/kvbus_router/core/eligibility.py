@@ -5,10 +5,7 @@ can be tried out, and the other choices of a request follow the first.) One with
 elsewhere or waits. A worker without any request has room whatever the thresholds say, so no threshold can lock a request out.
 """
 
-from collections.abc import Iterable
 from enum import StrEnum
-
-import msgspec
 
 from kvbus_router.core.limits import Thresholds
 from kvbus_router.core.workers import Worker
@@ -29,24 +26,6 @@ class Verdict(StrEnum):
     FULL = "full"
     BUSY_BLOCKS = "busy_blocks"
     BUSY_TOKENS = "busy_tokens"
-
-
-class Sorted(msgspec.Struct, frozen=True):
-    """``eligible``: may take the request, with or without room; ``rejected``: the others and why."""
-
-    eligible: list[Worker]
-    rejected: list[tuple[Worker, Verdict]]
-
-
-def sort_workers(workers: Iterable[Worker], request: RouteRequest, thresholds: Thresholds) -> Sorted:
-    eligible, rejected = [], []
-    for worker in workers:
-        verdict = why_not(worker, request, thresholds)
-        if verdict is None:
-            eligible.append(worker)
-        else:
-            rejected.append((worker, verdict))
-    return Sorted(eligible, rejected)
 
 
 def why_not(worker: Worker, request: RouteRequest, thresholds: Thresholds) -> Verdict | None:

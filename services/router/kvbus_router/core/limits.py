@@ -52,6 +52,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_early_news: int = 1024
     max_inflight_key_bytes: int = 64 << 20
     inflight_grace_s: float = 2.0
+    exact_workers: int = 64
+    candidates: int = 16
     max_explained_workers: int = 16
     max_explained_requests: int = 1024
     affinity: str = "soft"

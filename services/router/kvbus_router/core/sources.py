@@ -8,15 +8,24 @@ The rate of each is what the worker has measured; until it has, what kvbm measur
 worker's prefill rate.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from heapq import nlargest
+from itertools import islice
+from operator import itemgetter
+from random import Random
 
 from kvbus_router.core.cost import Cached, Source
 from kvbus_router.core.limits import Weights
+from kvbus_router.core.roster import Roster
 from kvbus_router.core.workers import Worker
 from kvbus_wire.indexer import Match
 from kvbus_wire.records import InstanceRecord
 
 G1, G2, G3, G4, REMOTE = "g1", "g2", "g3", "g4", "remote"
+
+
+_depth = itemgetter(1)
 
 
 class Holders:
@@ -42,16 +51,35 @@ class Holders:
         self._kvbm_of = {kvbm.host_id: kvbm for kvbm in kvbms.values()}
         self._predicted: dict[str, int] = {}
         for match in matches:
+            tier = match.tier
             if match.predicted:
                 self._predicted[match.instance_id] = match.depth
-            elif match.tier == G1:
+            elif tier == G1:
                 self._g1[match.instance_id] = match.depth
-            elif match.tier == G4:
+            elif tier == G4:
                 self._shared = max(self._shared, match.depth)
-            elif match.tier in (G2, G3) and (kvbm := kvbms.get(match.instance_id)) is not None:
+            elif tier in (G2, G3) and (kvbm := kvbms.get(match.instance_id)) is not None:
                 tiers = self._hosts.setdefault(kvbm.host_id, {})
-                tiers[match.tier] = max(tiers.get(match.tier, 0), match.depth)
-        self._deepest = sorted(self._g1.items(), key=lambda item: -item[1])[:2]
+                tiers[tier] = max(tiers.get(tier, 0), match.depth)
+
+    @cached_property
+    def _deepest(self) -> list[tuple[str, int]]:
+        return nlargest(2, self._g1.items(), key=_depth)
+
+    def most_of_it(self, roster: Roster, most: int, rng: Random) -> Iterator[Worker]:
+        """Up to ``most`` workers that hold, compute or can fetch from their own host the most leading blocks. Among equals chance
+        decides: a prompt of which all hold the same part draws nobody to a few of them."""
+        depths = dict(self._g1)
+        for part in (self._inflight, self._predicted):
+            for worker_id, depth in part.items():
+                if depth > depths.get(worker_id, 0):
+                    depths[worker_id] = depth
+        held: list[tuple[str | Sequence[Worker], int]] = list(depths.items())
+        held += [(roster.on_host(host), max(tiers.values())) for host, tiers in self._hosts.items()]
+        rotation = rng.randrange(len(held)) if held else 0
+        held = sorted(held[rotation:] + held[:rotation], key=_depth, reverse=True)
+        named = ((roster.get(who),) if isinstance(who, str) else who for who, _ in held)
+        return islice((worker for workers in named for worker in workers if worker is not None), most)
 
     def cached(self, worker: Worker) -> Cached:
         worker_id = worker.worker_id

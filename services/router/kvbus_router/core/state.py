@@ -8,11 +8,14 @@ from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
 from kvbus_router.core.news import Correction, EarlyNews, EndedRequests, Heard, is_later
+from kvbus_router.core.roster import Roster
 from kvbus_router.core.shares import Shares
 from kvbus_router.core.workers import Reservation, Worker
 from kvbus_wire.load import LoadReport
 from kvbus_wire.records import InstanceRecord
 from kvbus_wire.router import Decision
+
+NOBODY = Roster()
 
 
 class Ending(StrEnum):
@@ -49,6 +52,7 @@ class RouterState:
         self.shares = Shares()
         self._workers: dict[str, Worker] = {}
         self._models: dict[str, dict[str, Worker]] = {}
+        self._rosters: dict[str, Roster] = {}
         self._kvbms: dict[str, InstanceRecord] = {}
         self._placed: dict[str, Worker] = {}
 
@@ -72,6 +76,7 @@ class RouterState:
         self._drop_worker(record.instance_id)
         worker = self._workers[record.instance_id] = Worker(record, record.worker, now)
         self._models.setdefault(record.worker.model.name, {})[record.instance_id] = worker
+        self._rosters.pop(record.worker.model.name, None)
         for news, heard_at in self.early.take(record.instance_id):
             if isinstance(news, LoadReport):
                 self.load_report(news, heard_at)
@@ -93,6 +98,7 @@ class RouterState:
             return
         name = worker.worker.model.name
         del self._models[name][worker_id]
+        self._rosters.pop(name, None)
         if not self._models[name]:
             del self._models[name]
         for reservation in worker.reservations.values():
@@ -259,6 +265,14 @@ class RouterState:
     def worker(self, worker_id: str) -> Worker | None:
         return self._workers.get(worker_id)
 
+    def roster(self, model: str) -> Roster:
+        """The workers of a model."""
+        if model not in self._models:
+            return NOBODY
+        if model not in self._rosters:
+            self._rosters[model] = Roster(self._models[model].values())
+        return self._rosters[model]
+
     def workers(self, model: str) -> Iterator[Worker]:
         """Those of a model, in a stable order."""
         return iter(self._models.get(model, {}).values())
@@ -291,6 +305,8 @@ class RouterState:
         by_model = {w.worker_id: w for workers in self._models.values() for w in workers.values()}
         if by_model != self._workers or not all(self._models.values()):
             raise AssertionError("the models are off")
+        if any(list(roster.workers) != list(self.workers(model)) for model, roster in self._rosters.items()):
+            raise AssertionError("a roster is stale")
         self.shares.check_integrity(Counter(w.reservations[request_id].flow for request_id, w in held.items()))
         if len(self._placed) > self.limits.max_reservations:
             raise AssertionError("too many reservations")
