@@ -65,7 +65,7 @@ def _decode_s(state: RouterState, bias: Bias | None = None) -> float:
     worker = state.worker("w")
     assert worker is not None
     state.check_integrity()
-    return estimate(worker, 100, Cached(), Weights(), bias or Bias()).decode_s
+    return estimate(worker, 100, Cached(), Weights(decode_weight=1.0), bias or Bias()).decode_s
 
 
 def test_a_running_request_weighs_less_the_more_of_its_output_it_has_said(state: RouterState) -> None:

@@ -34,7 +34,9 @@ def from_sources(*sources: Source, on_device: int = 0) -> Estimate:
 
 def test_every_term_is_in_seconds_and_they_add_up() -> None:
     loaded = worker(running=2, waiting_tokens=500)
-    found = estimate(loaded, PROMPT, Cached(g1=2, inflight=4, sources=[Source("g2", 8, 6400.0)]), Weights())
+    found = estimate(
+        loaded, PROMPT, Cached(g1=2, inflight=4, sources=[Source("g2", 8, 6400.0)]), Weights(decode_weight=1.0)
+    )
     assert (found.cached_tokens, found.inflight_tokens, found.onboard_tokens, found.uncached_tokens) == (32, 32, 64, 42)
     assert found.wait_s == pytest.approx(0.5)
     assert found.onboard_s == pytest.approx(0.01)
