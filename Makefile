@@ -6,6 +6,7 @@
 # make bench   how long services take to start and what they cost when idle
 # make bench-prefix-stability   what a line that changes at the top of a long prompt costs, and that stripping it helps
 # make bench-index   storing, matching and memory of the prefix index
+# make bench-router   what a placement costs, and how evenly several routers spread requests
 # make bench-frontend   what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token
 # make clean   remove the environment and all caches in this folder
 
@@ -20,7 +21,7 @@ export VENV PYTHON TORCH
 
 BIN = $(abspath $(VENV))/bin
 
-.PHONY: help up test check fmt agents bench bench-frontend bench-index bench-prefix-stability clean run-env dev-env
+.PHONY: help up test check fmt agents bench bench-frontend bench-index bench-router bench-prefix-stability clean run-env dev-env
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -60,6 +61,9 @@ bench-prefix-stability: run-env
 
 bench-index: run-env
 	@exec $(BIN)/kvbus bench index $(ARGS)
+
+bench-router: run-env
+	@exec $(BIN)/kvbus bench router $(ARGS)
 
 bench-frontend: run-env
 	@$(BIN)/kvbus model get smollm2 >/dev/null
