@@ -61,6 +61,13 @@ def test_arguments_stream_as_the_model_writes_them_once_the_name_is_known() -> N
     assert parser.feed("}") == [CallEnded(0, started.id, "f", '{"a": "x"}')]
 
 
+@pytest.mark.parametrize("text", ["[]", "[ ]", "[] b"])
+def test_an_empty_list_behind_a_call_is_text(text: str) -> None:
+    parsed = _parse(f'<function_call> {{"name": "f", "arguments": {{}}}}\n{text}', "granite_20b_fc")
+    assert ([call.name for call in parsed.tool_calls], parsed.content) == (["f"], text)
+    assert _parse("<TOOLCALL>[]</TOOLCALL>", "nemotron_deci").segments == []
+
+
 def test_a_body_may_hold_several_calls_or_an_array_of_them() -> None:
     two = [("f", "{}"), ("g", '{"a": 1}')]
     assert _body('{"name": "f"}\n{"name": "g", "arguments": {"a": 1}}') == two
