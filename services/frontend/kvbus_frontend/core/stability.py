@@ -144,7 +144,8 @@ def _environment_first(conversation: Conversation) -> Moved | None:
 
 def _context_last(conversation: Conversation) -> Moved | None:
     """OpenClaw's internal context, put behind all that came since the question. There OpenClaw itself has it over Chat and
-    Messages; over Responses it stays behind the question while tools run, and the next question would part from the prompt there."""
+    Messages; over Responses it stays behind the question while tools run, and the next question would part from the prompt
+    there."""
     turns = conversation.turns
     last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=len(turns))
     if last >= len(turns) - 1 or not _is_context(turns[last]):
