@@ -13,7 +13,7 @@ from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.instances import FakeInstance, block_keys, fake_kvbm, fake_worker
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.processes import ServiceProcess
-from kvbus_testkit.timing import eventually
+from kvbus_testkit.timing import eventually, scaled
 from kvbus_wire.indexer import IndexQuery, IndexReply
 
 MODEL = "m"
@@ -27,7 +27,7 @@ def server() -> Iterator[NatsServer]:
 
 
 def common(server: NatsServer, name: str) -> CommonSettings:
-    return CommonSettings(nats=server.url, instance_id=name, health_port=-1, lease_ttl_s=2)
+    return CommonSettings(nats=server.url, instance_id=name, health_port=-1, lease_ttl_s=round(scaled(2)))
 
 
 def indexer_settings(server: NatsServer, **fields: Any) -> IndexerSettings:
