@@ -25,11 +25,21 @@ _INSIDE = "--inside"
 
 
 class Counts:
-    """A pytest plugin that counts scenarios: one that breaks before or after its test counts as failed, once."""
+    """A pytest plugin that counts scenarios.
+
+    One that breaks before or after its test counts as failed, once, and so does one that an interrupt kept from its end.
+    """
 
     def __init__(self) -> None:
         self._outcomes: dict[str, str] = {}
+        self._unfinished: set[str] = set()
         self.errors = 0
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._unfinished.add(nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._unfinished.discard(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         rank = ("passed", "skipped", "failed")
@@ -40,7 +50,7 @@ class Counts:
         self.errors += report.failed
 
     def __str__(self) -> str:
-        outcomes = list(self._outcomes.values())
+        outcomes = list((self._outcomes | dict.fromkeys(self._unfinished, "failed")).values())
         failed = outcomes.count("failed") + self.errors
         return f"{outcomes.count('passed')} passed, {failed} failed, {outcomes.count('skipped')} skipped"
 

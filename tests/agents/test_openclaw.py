@@ -77,7 +77,7 @@ def test_the_next_turn_and_the_next_session_find_what_a_tool_loop_left(
     *loop, next_turn, next_session = stage.generations
     assert next_turn.in_prompt("WRITE-IT")
     assert not next_session.in_prompt("WRITE-IT")
-    kept = loop[0 if client.api == "responses" else -1].usage
+    kept = loop[-1].usage
     found = next_turn.usage
     assert kept is not None
     assert found is not None

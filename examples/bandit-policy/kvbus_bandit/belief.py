@@ -2,7 +2,7 @@
 
 The logarithm of the factor is taken as normal around an unknown mean, with a normal prior on that mean:
 
-    precision of the mean = 1 / PRIOR_SPREAD^2 + evidence / NOISE_SPREAD^2      (evidence: observations, each fading with those after)
+    precision of the mean = 1 / PRIOR_SPREAD^2 + evidence / NOISE_SPREAD^2      (evidence: observations, fading with each later one)
     mean                  = (sum of logarithms / NOISE_SPREAD^2) / precision
 
 So before anything is known the factor is about 1 (the prediction is believed), and what was seen long ago fades: a worker that was

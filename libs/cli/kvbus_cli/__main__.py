@@ -1,6 +1,8 @@
 """Entry point: picks the verb and imports only what that verb needs."""
 
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +12,10 @@ from kvbus_cli.services import SERVICES
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
+
+
+UNREAD = 141
+"""Exit status when whoever read the output has left, as `| head` does; shells have it so for a program that SIGPIPE ends."""
 
 
 class Verb(msgspec.Struct, frozen=True):
@@ -57,6 +63,27 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        try:
+            return _run_verb(argv)
+        finally:
+            print(end="", flush=True)  # when the interpreter ends it would be too late to catch anything
+    except BrokenPipeError:
+        unread = [stream for stream in (sys.stdout, sys.stderr) if _nobody_reads(stream.fileno())]
+        if not unread:  # it was another pipe
+            raise
+        for stream in unread:  # what is buffered must not fail again when the interpreter ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return UNREAD
+
+
+def _nobody_reads(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _run_verb(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())

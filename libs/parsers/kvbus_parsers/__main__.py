@@ -27,21 +27,25 @@ def main(arguments: Sequence[str] | None = None, read: IO[bytes] | None = None, 
             continue
         answer, failed = _answer(line, number, size)
         status |= failed
-        # a lone surrogate, which UTF-8 can not hold, becomes the escape that JSON has for it
-        output.write(json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+        output.write(answer + b"\n")
         output.flush()
     return status
 
 
-def _answer(line: bytes, number: int, size: int) -> tuple[dict[str, object], bool]:
+def _answer(line: bytes, number: int, size: int) -> tuple[bytes, bool]:
     try:
         case = json.loads(line)
         if not isinstance(case, dict) or not isinstance(case.get("model_output"), str):
             raise BadCaseError("a case is an object with a text model_output")
         collected = run_case(case, _pieces(case["model_output"], size))
+        return _encoded({"id": case.get("id"), **result(collected)}), False
     except (ValueError, UnknownFormatError, RecursionError) as error:
-        return {"line": number, "error": str(error)}, True
-    return {"id": case.get("id"), **result(collected)}, False
+        return _encoded({"line": number, "error": str(error)}), True
+
+
+def _encoded(answer: dict[str, object]) -> bytes:
+    # a lone surrogate, which UTF-8 can not hold, becomes the escape that JSON has for it
+    return json.dumps(answer, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
 
 
 def _chunking(text: str) -> int:

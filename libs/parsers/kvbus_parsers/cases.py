@@ -6,10 +6,10 @@ A case is an object with ``parser`` (a name, or ``{"tool", "reasoning"}``), ``mo
 (``guided_json_array``, ``guided_json_arguments``, ``guided_json_arguments_after_reasoning``).
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
+from kvbus_parsers import json_text
 from kvbus_parsers.collect import CallSegment, Collected, ReasoningSegment, Segment, collect
 from kvbus_parsers.parser import FinishReason, Parser, open_parser
 
@@ -50,7 +50,9 @@ def case_parser(case: Mapping[str, Any]) -> Parser:
 
 
 def result(collected: Collected) -> JsonObject:
-    """The result as JSON: segments in order, and the flat fields. Arguments are parsed, or text where they are no JSON object."""
+    """The result as JSON: segments in order, and the flat fields. Arguments are parsed, or text where they are no JSON object, or
+    one that a reader of JSON refuses: with numbers too large, or nested too deeply.
+    """
     return {
         "segments": [_segment(segment) for segment in collected.segments],
         "content": collected.content,
@@ -68,8 +70,8 @@ def _segment(segment: Segment) -> JsonObject:
 
 def _call(call: CallSegment) -> JsonObject:
     try:
-        arguments: object = json.loads(call.arguments)
-    except ValueError:
+        arguments: object = json_text.loads(call.arguments)
+    except (ValueError, RecursionError):
         arguments = None
     parsed = arguments if isinstance(arguments, dict) else call.arguments
     return {"id": call.id, "name": call.name, "arguments": parsed, "raw": call.arguments}

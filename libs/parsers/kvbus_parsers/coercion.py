@@ -6,7 +6,7 @@ string, and without a schema an argument is one. Results are JSON *text*, so tha
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -57,7 +57,7 @@ class Schema:
         """Whether there is a schema at all."""
         return bool(self._alternatives)
 
-    def fits(self, members: Mapping[str, object]) -> bool:
+    def fits(self, members: Set[str]) -> bool:
         """Whether an object of these members has all required properties and none that the schema does not name."""
         required = [node["required"] for node in self._alternatives if isinstance(node.get("required"), list)]
         return all(map(self.declares, members)) and all(name in members for names in required for name in names)
@@ -116,7 +116,7 @@ class Schema:
             if not isinstance(value, kind):  # a Python set, or a value in parentheses
                 return None
             coerced = self._coerced(value)
-            return text if coerced is value else json.dumps(coerced, ensure_ascii=False)
+            return text if coerced is value else json_text.dumps(coerced)
         except (ValueError, RecursionError):  # not JSON at all, a number that JSON cannot hold, or nested too deeply
             return None
 

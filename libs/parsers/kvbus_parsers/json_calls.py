@@ -1,12 +1,12 @@
 """Calls written as JSON: one object with a name and arguments, or an array of them."""
 
-import json
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvbus_parsers.grammar import Context
 from kvbus_parsers.json_scan import JsonEnd
+from kvbus_parsers.json_text import string
 from kvbus_parsers.source import Markers, Step, markers
 
 
@@ -219,11 +219,11 @@ def json_string(context: Context) -> Step[str | None]:
     if (yield from context.source.peek()) != '"':
         return None
     text = yield from json_text(context)
-    return None if text is None else str(json.loads(text))
+    return None if text is None else string(text)
 
 
 def decoded_arguments(text: str | None) -> str:
     """Arguments as JSON text: those in a JSON string are decoded once, ``null`` and the empty string are none."""
     if text is None or text == "null":
         return ""
-    return str(json.loads(text)).strip() if text.startswith('"') else text
+    return string(text).strip() if text.startswith('"') else text

@@ -8,6 +8,7 @@ from typing import Any
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
@@ -43,16 +44,36 @@ def number(text: str) -> str | None:
 
 
 def loads(text: str) -> Any:
-    """The value of a JSON text; ``ValueError`` where it is none by the letter, or holds a number beyond all floats."""
+    """The value of a JSON text; ``ValueError`` where it is none by the letter, or holds a number beyond what Python reads."""
     return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 
+def dumps(value: object) -> str:
+    """What `loads` gives, as JSON text. A lone surrogate, which UTF-8 can not hold, is written as the escape that it was."""
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+def string(text: str) -> str:
+    """The string that a JSON string writes, lone surrogates replaced: text has to go out as UTF-8, which can not hold them."""
+    return _SURROGATE.sub("\ufffd", str(json.loads(text)))
+
+
 def is_json(text: str) -> bool:
+    """Whether this is JSON by the letter, without a number beyond all floats. Integers may be of any length."""
     try:
-        loads(text)
+        json.loads(text, parse_int=str, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def keys(text: str) -> set[str] | None:
+    """The keys of the JSON object that ``text`` is, with numbers of any size; ``None`` if it is none."""
+    try:
+        members = json.loads(text, parse_int=str, parse_float=str, parse_constant=_finite)
+    except (ValueError, RecursionError):
+        return None
+    return set(members) if isinstance(members, dict) else None
 
 
 def _finite(text: str) -> float:

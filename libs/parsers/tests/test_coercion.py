@@ -108,6 +108,18 @@ def test_deep_nesting_stays_a_string() -> None:
     assert of("array").to_json(text) == json.dumps(text)
 
 
+def test_a_lone_surrogate_stays_the_escape_that_it_was() -> None:
+    node = {"type": "object", "properties": {"days": {"type": "integer"}}}
+    for text in (r'{"days": "3", "a": "\ud83d"}', r"{'days': '3', 'a': '\ud83d'}"):
+        assert schema(node).to_json(text) == r'{"days": 3, "a": "\ud83d"}'
+
+
+@pytest.mark.parametrize("value", ["1e400", "9" * 5000, f'"{"9" * 5000}"'])
+def test_a_container_with_a_number_that_can_not_be_read_stays_a_string(value: str) -> None:
+    text = f'{{"days": {value}}}'
+    assert schema({"type": "object", "properties": {"days": {"type": "integer"}}}).to_json(text) == json.dumps(text)
+
+
 def test_values_inside_are_coerced_by_their_schemas() -> None:
     node = {
         "type": "object",

@@ -59,6 +59,9 @@ def test_a_case_gives_its_result(chunks: str) -> None:
         {**CASE, "engine_mode": "guided_json_arguments"},
         {**CASE, "parser": {"tool": 3}},
         '{"a": ' * 100_000,
+        '{"parser": "hermes", "model_output": "x", "id": ' + "[" * 3000 + "]" * 3000 + "}",
+        '{"parser": "hermes", "model_output": "x", "id": NaN}',
+        '{"parser": "hermes", "model_output": "x", "id": ' + "9" * 5000 + "}",
     ],
 )
 def test_a_bad_line_is_answered_with_an_error_and_the_others_with_results(line: object) -> None:
@@ -66,6 +69,18 @@ def test_a_bad_line_is_answered_with_an_error_and_the_others_with_results(line: 
     assert status == 1
     assert bad["line"] == 2
     assert bad["error"]
+    assert first["content"] == last["content"] == "Hi."
+
+
+@pytest.mark.parametrize("value", ["[" * 3000 + "]" * 3000, "1e400", "9" * 5000, "NaN"])
+def test_arguments_that_python_does_not_read_are_shown_as_text(value: str) -> None:
+    output = f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>'
+    status, (first, answer, last) = _run(CASE, {**CASE, "model_output": output}, CASE)
+    assert status == 0
+    (call,) = answer["tool_calls"]
+    assert call["name"] == "f"
+    assert call["arguments"] == call["raw"]
+    assert call["raw"].startswith(f'{{"a": {value}}}')
     assert first["content"] == last["content"] == "Hi."
 
 

@@ -53,6 +53,9 @@ def test_the_types_are_on_the_wire_so_a_call_tells_nothing_more() -> None:
         ),
         pytest.param(invoke(parameter("body", "a b")), '{"body": "a b"}', id="no JSON"),
         pytest.param(invoke(parameter("flag", "True")), '{"flag": true}', id="no JSON, but what the tool wants"),
+        pytest.param(
+            invoke(parameter("body", "9" * 5000)), '{"body": ' + "9" * 5000 + "}", id="more digits than Python reads"
+        ),
         pytest.param(invoke(parameter("count", "NaN")), '{"count": "NaN"}', id="a number that JSON does not have"),
         pytest.param(
             invoke('{"a": "</｜DSML｜invoke>"}\n'), '{"a": "</｜DSML｜invoke>"}', id="an object for parameters"

@@ -102,6 +102,14 @@ def test_what_k2_horizon_says_about_a_type_counts_where_the_tool_says_nothing(re
     assert read(output, "k2_horizon", tools=TOOLS) == [("write", '{"any": 1, "count": 2, "new": [3], "x": "4"}')]
 
 
+def test_a_type_of_k2_horizon_that_is_not_closed_swallows_no_value(read: Read) -> None:
+    key, value = "<ifm|arg_key>count</ifm|arg_key>", "<ifm|arg_value>1</ifm|arg_value>"
+    call = f"<ifm|tool_call>write{key}<ifm|arg_type>integer{value}</ifm|tool_call>b"
+    assert read(call, "k2_horizon", tools=TOOLS) == [("write", '{"count": 1}'), "b"]
+    call = f"<ifm|tool_call>write{key}<ifm|arg_type>words</ifm|arg_type></ifm|tool_call>b"
+    assert read(call, "k2_horizon", tools=TOOLS) == [("write", "count words"), "b"]
+
+
 def test_a_call_with_types_tells_nothing_more_about_what_was_written() -> None:
     def ended(types: str) -> CallEnded:
         key, value = "<ifm|arg_key>a</ifm|arg_key>", "<ifm|arg_value>1</ifm|arg_value>"

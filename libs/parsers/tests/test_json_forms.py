@@ -163,6 +163,9 @@ FORMS = {
         "ernie45", each("\n<tool_call>\n", "\n</tool_call>\n"), "ernie45", say=("<response>\n", "\n</response>\n")
     ),
     "nemotron_deci": Form("nemotron_deci", array("<TOOLCALL>", "</TOOLCALL>"), "nemotron_deci"),
+    "default": Form("default", array("<TOOLCALL>", "</TOOLCALL>"), "nemotron_deci"),
+    "default_tag": Form("default", array("<|python_tag|>"), single=True),
+    "default_bare": Form("default", array(), leads=True, alphabet=PLAIN),
     "jamba": Form("jamba", array(" <tool_calls>", "</tool_calls>")),
     "hunyuan_a13b": Form(
         "hunyuan_a13b", array("<tool_calls>", "</tool_calls>"), "hunyuan_a13b", say=("<answer>\n", "\n</answer>")

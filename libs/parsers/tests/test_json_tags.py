@@ -61,11 +61,35 @@ def test_arguments_stream_as_the_model_writes_them_once_the_name_is_known() -> N
     assert parser.feed("}") == [CallEnded(0, started.id, "f", '{"a": "x"}')]
 
 
+@pytest.mark.parametrize("text", ["[]", "[ ]", "[] b"])
+def test_an_empty_list_behind_a_call_is_text(text: str) -> None:
+    parsed = _parse(f'<function_call> {{"name": "f", "arguments": {{}}}}\n{text}', "granite_20b_fc")
+    assert ([call.name for call in parsed.tool_calls], parsed.content) == (["f"], text)
+    assert _parse("<TOOLCALL>[]</TOOLCALL>", "nemotron_deci").segments == []
+
+
 def test_a_body_may_hold_several_calls_or_an_array_of_them() -> None:
     two = [("f", "{}"), ("g", '{"a": 1}')]
     assert _body('{"name": "f"}\n{"name": "g", "arguments": {"a": 1}}') == two
     assert _body('[{"name": "f"}, {"name": "g", "arguments": {"a": 1}}]') == two
     assert _body('[{"name": "f"}\n{"name": "g", "arguments": {"a": 1}}]') == two
+
+
+@pytest.mark.parametrize(
+    ("tool", "form"),
+    [
+        ("hermes", '<tool_call>{{"name": {name}, "arguments": {arguments}}}</tool_call>'),
+        ("nemotron_deci", '<TOOLCALL>[{{"name": {name}, "arguments": {arguments}}}]</TOOLCALL>'),
+        ("xlam", '[{{"name": {name}, "arguments": {arguments}}}]'),
+        ("llama3_json", '{{"name": {name}, "parameters": {arguments}}}'),
+        ("apertus", "<|tools_prefix|>[{{{name}: {arguments}}}]<|tools_suffix|>"),
+    ],
+)
+def test_a_lone_surrogate_that_json_spells_is_replaced_where_it_is_decoded(tool: str, form: str) -> None:
+    text = form.format(name=r'"f\ud83d\ud83d\ude00"', arguments=r'{"a": "\ud83d"}')
+    assert _calls(text, tool) == [("f\ufffd😀", r'{"a": "\ud83d"}')]
+    text = form.format(name=r'"f\udc00"', arguments=r'"{\"a\": \"\ud83d\"}"')
+    assert _calls(text, tool) == [("f\ufffd", '{"a": "\ufffd"}')]
 
 
 def test_a_brace_too_few_or_too_many_around_whole_arguments_is_forgiven() -> None:

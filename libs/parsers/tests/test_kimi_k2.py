@@ -57,6 +57,8 @@ def test_the_id_tells_the_name_and_stays_as_it_is(call_id: str, name: str) -> No
         ('{"else": 1}', ['{"else": 1}']),
         ("{}", ["{}"]),
         ("[1]", ["[1]"]),
+        ('precious words {"cwd": "/"}', ['precious words {"cwd": "/"}']),
+        ('{"url": 1e400, "cwd": ' + "9" * 5000 + "}", [("web.get-page", '{"url": 1e400, "cwd": ' + "9" * 5000 + "}")]),
     ],
 )
 def test_without_a_name_the_arguments_tell_it_or_there_is_no_call(

@@ -64,8 +64,53 @@ def test_deepseek_v3(text: str, wanted: list[Any]) -> None:
         assert segments(name, text) == wanted
 
 
+@pytest.mark.parametrize(
+    "written", ['["Brest"]', "null", "3", "true", '"Brest"', "in Brest", 'in {"a": 1}', '["\n", {}]']
+)
+def test_arguments_that_are_no_object_are_those_of_the_name_before_them(written: str) -> None:
+    call = ("get_weather", written)
+    for behind in (f"{CALL_END}b", f"{CALL_END}{CALLS_END}b", f"\n{CALL_END}\n{CALL}g{SEP}{{}}{CALL_END}b"):
+        others = [("g", "{}")] if "g" in behind else []
+        assert segments("deepseek_v3_1", f"a{CALL}get_weather{SEP}{written}{behind}") == ["a", call, *others, "b"]
+    assert segments("deepseek_v3_1", f"{CALLS}{CALL}get_weather{SEP}\n{written}") == [call]
+    fenced = f"{CALL}function{SEP}get_weather\n```json\n{written}\n```{CALL_END}b"
+    assert segments("deepseek_v3", fenced) == [call, "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (f"precious words{SEP}f\n```json\n{{}}\n```{CALL_END}", ["precious words", ("f", "{}")]),
+        (f"precious words{SEP}f```{{}}```{CALL_END}", ["precious words", ("f", "{}")]),
+        (f"{'precious ' * 40}{SEP}f\n```json\n{{}}\n```{CALL_END}", [f"{CALL}{'precious ' * 40}f\n```json\n{{}}\n```"]),
+        (f"{'precious ' * 40}\nf{{}}{CALL_END}", [f"{CALL}{'precious ' * 40}\nf{{}}"]),
+        (f'function{SEP}["Brest"]{CALL_END}', [("function", '["Brest"]')]),
+        (f"f{SEP}```json\n{{}}\n```{CALL_END}", [("f", "{}")]),
+        (f"f{SEP}json\n{CALL_END}", [("f", "json")]),
+        (f"function{SEP}f\n```json[1]```{CALL_END}", [("f", "[1]")]),
+        (f"function{SEP}f\n```is: 3```{CALL_END}", [("f", "is: 3")]),
+    ],
+)
+def test_words_of_deepseek_that_are_no_part_of_a_call_are_text(text: str, wanted: list[Any]) -> None:
+    assert segments("deepseek_v3", f"{CALL}{text}") == wanted
+
+
+def test_an_offered_tool_tells_on_which_side_of_the_separator_the_name_is() -> None:
+    tools = [{"function": {"name": "get_weather", "parameters": {}}}]
+    assert segments("deepseek_v3", f"{CALL}tool{SEP}get_weather\n{{}}{CALL_END}", tools=tools) == [
+        "tool",
+        ("get_weather", "{}"),
+    ]
+    assert segments("deepseek_v3", f"{CALL}get_weather{SEP}in\n```json\n{{}}\n```{CALL_END}", tools=tools) == [
+        ("get_weather", "in\n```json\n{}\n```")
+    ]
+
+
 def test_deepseek_v3_cut() -> None:
     assert segments("deepseek_v3", f"a{CALLS}{CALL}func", "length") == ["a"]
+    assert segments("deepseek_v3", f'{CALLS}{CALL}f{SEP}["a', "length") == [("f", '["a', "cut")]
+    offered = [{"function": {"name": "f", "parameters": {}}}]
+    assert segments("deepseek_v3", f"{CALLS}{CALL}f{SEP}nul", "length", tools=offered) == [("f", "nul", "cut")]
     assert segments("deepseek_v3", f'a{CALLS}{CALL}f{SEP}{{"a": [', "length") == ["a", ("f", '{"a": [', "cut")]
 
 
@@ -242,12 +287,21 @@ def test_apertus_calls_amid_thoughts() -> None:
         ('<|tools_prefix|>[{"f": {"a": 1}, "g": {}}]', [("f", '{"a": 1}'), ("g", "{}")]),
         ('<|tools_prefix|>[{"f": {"a": bad}}]<|tools_suffix|> b', [("f", '{"a": bad}}]'), "b"]),
         ('<|tools_prefix|>[{"f": {"a":', [("f", '{"a":', "cut")]),
+        ('<|tools_prefix|>[{"f": ["}]"]}, {"g": {}}]<|tools_suffix|>', [("f", '["}]"]'), ("g", "{}")]),
+        ('<|tools_prefix|>[{"f": null}, {"g": 3}]<|tools_suffix|>b', [("f", "{}"), ("g", "3"), "b"]),
+        ('<|tools_prefix|>[{"f": "{}", "g": "x"}]<|tools_suffix|>', [("f", "{}"), ("g", "x")]),
+        ('<|tools_prefix|>[{"f": words}]<|tools_suffix|> b', [("f", "words}]"), "b"]),
         ("<|tools_prefix|>[junk]<|tools_suffix|> b", ["junk]b"]),
         ("write <|tools_prefix|> first", ["write <|tools_prefix|> first"]),
     ],
 )
 def test_apertus(text: str, wanted: list[Any]) -> None:
     assert segments("apertus", text) == wanted
+
+
+@pytest.mark.parametrize("value", ["[1", '"x', "3", "nul"])
+def test_a_cut_value_of_apertus_is_never_whole(value: str) -> None:
+    assert segments("apertus", f'<|tools_prefix|>[{{"f": {value}', "length") == [("f", value, "cut")]
 
 
 # ---- Inkling
@@ -324,6 +378,9 @@ def test_kimi_k3_odd_outputs() -> None:
         ("f", "{}"),
     ]
     assert segments("kimi_k3", f"{call}junk{closed('call')}b") == [("f", "junk"), "b"]
+    for head in ("<|open|>argument precious words<|sep|>", "<|open|>argument precious words"):
+        keyless = f"{call}{head}{closed('argument')}{argument('a', 'integer', '1')}{closed('call')}b"
+        assert segments("kimi_k3", keyless) == [("f", 'precious words{"a": 1}'), "b"]
     cut = opened('argument key="a" type="string"') + "x"
     assert segments("kimi_k3", f"{opened('tools')}{call}{cut}", "length") == [("f", '{"a": "x', "cut")]
     prose = f"write {opened('tools')} first <|open|>call me"
@@ -381,6 +438,9 @@ def test_calls_of_an_array_without_its_opening_bracket_are_all_read() -> None:
         ("gemma4", "<|tool_call>call:na"),
         ("apertus", '<|tools_prefix|>[{"na'),
         ("deepseek_v3", f"{CALLS}{CALL}function{SEP}na"),
+        ("deepseek_v3", f"{CALLS}{CALL}precious words{SEP}na"),
+        ("deepseek_v3", f"{CALLS}{CALL}precious words{SEP}name{CALL_END[:-2]}"),
+        ("deepseek_v3", f"{CALLS}{CALL}precious words{SEP}name\n``"),
         ("kimi_k3", f"{opened('tools')}<|open|>call tool"),
         ("gigachat3", "function call<|role_sep|>\n"),
         ("cohere_command", '<|START_ACTION|>[{"tool_call_id": "0", "tool_na'),

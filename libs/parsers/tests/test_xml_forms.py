@@ -124,18 +124,44 @@ def minicpm5(calls: Sequence[tuple[str, Arguments]]) -> str:
     )
 
 
-def dsml(block: str, space: str = "") -> Any:
+def dsml(block: str, space: str = "", prefix: str = "DSML") -> Any:
+    mark = f"｜{prefix}｜{space}"
+
     def call(name: str, arguments: Arguments) -> str:
         body = "".join(
-            f'<｜DSML｜{space}parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{plain(value)}'
-            f"</｜DSML｜{space}parameter>\n"
+            f'<{mark}parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{plain(value)}'
+            f"</{mark}parameter>\n"
             for key, value in arguments.items()
         )
-        return f'<｜DSML｜{space}invoke name="{name}">\n{body}</｜DSML｜{space}invoke>\n'
+        return f'<{mark}invoke name="{name}">\n{body}</{mark}invoke>\n'
 
-    return lambda calls: (
-        f"<｜DSML｜{space}{block}>\n" + "".join(call(*one) for one in calls) + f"</｜DSML｜{space}{block}>"
-    )
+    return lambda calls: f"<{mark}{block}>\n" + "".join(call(*one) for one in calls) + f"</{mark}{block}>"
+
+
+def solar_open2(calls: Sequence[tuple[str, Arguments]]) -> str:
+    def call(name: str, arguments: Arguments) -> str:
+        pairs = [
+            f"<|tool_arg:start|>{key}<|tool_arg:value|>{plain(value)}<|tool_arg:end|>\n"
+            for key, value in arguments.items()
+        ]
+        return f"<|tool_call:start|>{name}\n{''.join(pairs)}<|tool_call:end|>"
+
+    return "\n".join(call(*one) for one in calls)
+
+
+def kimi_k3(calls: Sequence[tuple[str, Arguments]]) -> str:
+    def tag(name: str, inner: str, attributes: str = "") -> str:
+        return f"<|open|>{name}{attributes}<|sep|>{inner}<|close|>{name}<|sep|>"
+
+    def argument(key: str, value: Json) -> str:
+        kind = json_type(value).partition("[")[0]
+        return tag("argument", plain(value), f' key="{key}" type="{kind}"')
+
+    inner = [
+        tag("call", "".join(argument(*one) for one in arguments.items()), f' tool="{name}" index="{index}"')
+        for index, (name, arguments) in enumerate(calls, 1)
+    ]
+    return tag("tools", "".join(inner))
 
 
 def kimi(calls: Sequence[tuple[str, Arguments]]) -> str:
@@ -146,7 +172,7 @@ def kimi(calls: Sequence[tuple[str, Arguments]]) -> str:
     return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
 
 
-CALL_ENDS = re.compile(r"</[^<>]*(invoke|function|tool_call)[^<>]*>\s*<")
+CALL_ENDS = re.compile(r"</[^<>]*(invoke|function|tool_call)[^<>]*>\s*<|<\|close\|>call<\|sep\|>\s*<")
 NS = "]<]minimax[>["
 
 
@@ -270,6 +296,35 @@ FORMS: dict[str, Form] = {
         dsml("calls", " "),
         ("</｜DSML｜ parameter>",),
         ("<｜DSML｜ calls>", '<｜DSML｜ invoke name="lookup">', "{", "</｜DSML｜ invoke>"),
+    ),
+    "gigachat35": Form(
+        dsml("function_calls", prefix="GCML"),
+        ("</｜GCML｜parameter>",),
+        named("｜GCML｜", "<function_calls>", "</function_calls>", *INVOKE_PIECES),
+        "basic",
+    ),
+    "solar_open2": Form(
+        solar_open2,
+        ("<|tool_arg:end|>", "<|tool_arg:start|>", "<|tool_call:start|>", "<|tool_call:end|>"),
+        ("<|tool_call:start|>", "<|tool_call:end|>", "lookup\n", "<|tool_arg:start|>", "<|tool_arg:value|>"),
+        "solar_open2",
+        ("<|think:start|>", "<|think:end|>"),
+    ),
+    "kimi_k3": Form(
+        kimi_k3,
+        ("<|close|>argument<|sep|>",),
+        (
+            *(
+                "<|open|>tools<|sep|>",
+                '<|open|>call tool="lookup"<|sep|>',
+                "<|close|>call<|sep|>",
+                "<|open|>",
+                "<|sep|>",
+            ),
+            *('<|open|>argument key="text" type="string"<|sep|>', "<|close|>argument<|sep|>", "<|close|>tools<|sep|>"),
+        ),
+        "kimi_k3",
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     ),
     "kimi_k2": Form(
         kimi,

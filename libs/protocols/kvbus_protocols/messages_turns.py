@@ -40,6 +40,8 @@ BILLING_MARK = "x-anthropic-billing-header:"
 Role = Literal["system", "user", "assistant", "tool"]
 
 _TTL_S = {"5m": 300.0, "1h": 3600.0}
+_SERVER_TOOL = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
+"""As web_search_20250305, tool_search_tool_bm25, mcp_toolset."""
 _SESSION = re.compile(r"_session_([0-9A-Za-z-]{8,128})\Z")
 
 
@@ -218,6 +220,7 @@ def _tools(tools: Sequence[ToolParam]) -> tuple[ToolSpec, ...]:
     specs: dict[str, ToolSpec] = {}
     for i, tool in enumerate(tools):
         if not tool.is_custom:
+            _check_server_tool(i, tool.type or "")
             continue
         where = f"tools.{i}.custom"
         if not tool.name:
@@ -234,6 +237,14 @@ def _tools(tools: Sequence[ToolParam]) -> tuple[ToolSpec, ...]:
             deferred=bool(tool.defer_loading),
         )
     return tuple(specs.values())
+
+
+def _check_server_tool(index: int, kind: str) -> None:
+    """Raise InvalidRequest for what no tool of the server's is called, as a function of the OpenAI APIs: to leave it out would be
+    to lose a tool that the client has."""
+    if _SERVER_TOOL.fullmatch(kind) is None:
+        message = f"tools.{index}: Input tag '{kind}' found using 'type' does not match any of the expected tags"
+        raise InvalidRequest(f"{message}: 'custom', or one as 'web_search_20250305'", param=f"tools.{index}.type")
 
 
 def _tool_choice(request: MessagesRequest, tools: Sequence[ToolSpec]) -> ToolChoice:

@@ -219,6 +219,13 @@ def test_tools_of_the_client_are_taken_and_those_of_the_server_left_out() -> Non
     assert found.tool_choice == ToolChoice("required")
 
 
+@pytest.mark.parametrize("kind", ["function", "", "Custom"])
+def test_a_tool_of_another_api_is_refused_and_not_left_out(kind: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"tools\.1: Input tag '{kind}' found") as caught:
+        conversation(tools=[TOOL, {"type": kind, "function": {"name": "g", "parameters": {}}}])
+    assert caught.value.param == "tools.1.type"
+
+
 def test_a_deferred_tool_is_described_where_a_result_refers_to_it() -> None:
     reference = {"type": "tool_reference", "tool_name": "f"}
     gone = {"type": "tool_reference", "tool_name": "gone"}

@@ -11,7 +11,7 @@ from kvbus_runtime.errors import Superseded
 from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.services import running_service
-from kvbus_testkit.timing import eventually
+from kvbus_testkit.timing import eventually, scaled
 from kvbus_wire.records import InstanceRecord, KvbmRecord
 
 
@@ -29,7 +29,7 @@ def record(instance_id: str = "w.1", incarnation: int = 1, **fields: object) -> 
 
 @pytest.fixture
 async def bus(nats_server: NatsServer, namespace: str) -> AsyncIterator[Bus]:
-    settings = CommonSettings(nats=nats_server.url, namespace=namespace, lease_ttl_s=2)
+    settings = CommonSettings(nats=nats_server.url, namespace=namespace, lease_ttl_s=round(scaled(2)))
     async with open_bus(settings, name="one") as one:
         yield one
 

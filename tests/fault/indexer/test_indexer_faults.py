@@ -17,7 +17,7 @@ from kvbus_testkit.instances import FakeInstance, block_keys, fake_kvbm, fake_wo
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.processes import ServiceProcess
 from kvbus_testkit.proxy import TcpProxy
-from kvbus_testkit.timing import eventually
+from kvbus_testkit.timing import eventually, scaled
 from kvbus_wire.indexer import IndexQuery, IndexReply
 
 MODEL = "m"
@@ -31,7 +31,7 @@ def server() -> Iterator[NatsServer]:
 
 
 def common(server: NatsServer, name: str) -> CommonSettings:
-    return CommonSettings(nats=server.url, instance_id=name, health_port=-1, lease_ttl_s=2)
+    return CommonSettings(nats=server.url, instance_id=name, health_port=-1, lease_ttl_s=round(scaled(2)))
 
 
 def indexer_settings(server: NatsServer, **fields: Any) -> IndexerSettings:

@@ -12,7 +12,7 @@ from kvbus_runtime.service import RunningService, host
 from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.instances import FakeInstance, block_key, block_keys, fake_kvbm, fake_worker
 from kvbus_testkit.nats import NatsServer
-from kvbus_testkit.timing import eventually
+from kvbus_testkit.timing import eventually, scaled
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.indexer import IndexQuery, IndexReply
 from kvbus_wire.kv_events import KvEvents, Stored, encode_events
@@ -26,7 +26,7 @@ Common = Callable[[str], CommonSettings]
 @pytest.fixture
 def common(nats_server: NatsServer, namespace: str) -> Common:
     return lambda name: CommonSettings(
-        nats=nats_server.url, namespace=namespace, instance_id=name, health_port=-1, lease_ttl_s=2
+        nats=nats_server.url, namespace=namespace, instance_id=name, health_port=-1, lease_ttl_s=round(scaled(2))
     )
 
 

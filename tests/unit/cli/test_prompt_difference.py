@@ -123,7 +123,13 @@ def test_a_line_that_differs_in_ids_dates_or_numbers_only_is_volatile() -> None:
     assert told == [
         'a volatile line: "It is Mon 2026-11-30." and "It is Tue 2026-12-01." differ in ids, dates or numbers only'
     ]
-    assert not hints(compared(prompt("You are one."), prompt("You are two.")))
+    assert hints(compared(prompt("You are one."), prompt("You are two."))) == ["messages[0].content has changed"]
+
+
+def test_without_a_reason_it_is_told_what_stands_in_either_prompt() -> None:
+    longer = compared(prompt("You are one."), prompt("You are one. Two."))
+    assert hints(longer) == ["A goes on with template text after messages[0].content, before messages[1].content, "
+                             "B with messages[0].content at char 12"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -181,7 +187,7 @@ def test_an_inserted_tool_is_the_reason_when_the_prompts_part_at_the_tools() -> 
     tools = {"tools": [EDIT]}, {"tools": [FETCH, EDIT]}
     assert hints(compared(a, b, *tools)) == ['tools: a tool "WebFetch" was inserted before all others']
     elsewhere = compared(prompt("a"), prompt("b"), *tools)
-    assert not hints(elsewhere)
+    assert hints(elsewhere) == ["messages[0].content has changed"]
 
 
 def test_deferred_tools_are_not_counted_as_inserted() -> None:

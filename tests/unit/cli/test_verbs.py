@@ -1,8 +1,11 @@
 """The command itself: verbs, passthrough, overrides."""
 
 import argparse
+import os
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +73,38 @@ def test_ctrl_c_where_a_verb_has_no_ending_of_its_own_is_a_status_and_no_traceba
     module.main = interrupted  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvbus_cli.version_command", module)
     assert main(["version"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [(["version"], ""), (["version"], "1"), (["--help"], ""), (["--help"], "1"), (["connect", "--help"], "")],
+)
+def test_a_reader_that_leaves_early_is_a_status_and_no_traceback(arguments: list[str], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "kvbus_cli", *arguments],
+            stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_not_taken_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(argv: list[str]) -> int:
+        raise BrokenPipeError
+
+    module = types.ModuleType("kvbus_cli.version_command")
+    module.main = broken  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kvbus_cli.version_command", module)
+    with Path(os.devnull).open("w") as read:
+        monkeypatch.setattr(sys, "stdout", read)
+        monkeypatch.setattr(sys, "stderr", read)
+        with pytest.raises(BrokenPipeError):
+            main(["version"])
 
 
 def test_an_override_names_service_setting_and_value() -> None:

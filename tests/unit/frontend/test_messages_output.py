@@ -160,17 +160,23 @@ def test_no_text_is_no_block() -> None:
         ('{"a": 1.50, "b": 123456789012345678901234567890}', '{"a": 1.50, "b": 123456789012345678901234567890}'),
         ('{\n  "a": "x"\n}', '{\n  "a": "x"\n}'),
         ("", "{}"),
-        ("[1]", "{}"),
-        ("Paris", "{}"),
-        ('{"a": 1, b', '{"a": 1}'),
-        ('{"a": NaN}', "{}"),
+        ('{"a": 1e999}', '{"a": 1e999}'),
+        ("[1]", '{"INVALID_JSON": "[1]"}'),
+        ("Paris", '{"INVALID_JSON": "Paris"}'),
+        ('{"port": }', '{"INVALID_JSON": "{\\"port\\": }"}'),
+        ('{"a": 1, b', '{"a": 1, "INVALID_JSON": "{\\"a\\": 1, b"}'),
+        ('{"a": 1}}', '{"a": 1, "INVALID_JSON": "{\\"a\\": 1}}"}'),
+        ('{"a": NaN}', '{"INVALID_JSON": "{\\"a\\": NaN}"}'),
+        ('{"a": "two\nlines"}', r'{"a": "two\nlines"}'),
         (r'{"a": "\ud83d"}', r'{"a": "\ud83d"}'),
     ],
 )
-def test_the_input_of_a_call_is_what_the_model_wrote_as_far_as_it_is_an_object(arguments: str, found: str) -> None:
-    output = MessagesOutput("msg_1", "m")
-    body = output.body([ChoiceOutput(0, tuple(call(0, *([arguments] if arguments else []))), finish=STOP)], USAGE)
+def test_the_input_of_a_call_is_what_the_model_wrote_or_shows_that_it_is_no_object(arguments: str, found: str) -> None:
+    events = call(0, *([arguments] if arguments else []))
+    body = MessagesOutput("msg_1", "m").body([ChoiceOutput(0, tuple(events), finish=STOP)], USAGE)
     assert f'"input":{found}}}'.encode() in msgspec.json.encode(body)
+    deltas = [e["delta"] for e in streamed(*events) if e["type"] == "content_block_delta"]
+    assert "".join(delta["partial_json"] for delta in deltas) == found
 
 
 def test_a_call_without_arguments_has_an_empty_object_in_its_deltas() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.settings import FrontendSettings
-from kvbus_protocols.conversation import CacheBreakpoint, Conversation, ImagePart, Part, TextPart, Turn
+from kvbus_protocols.conversation import CacheBreakpoint, Conversation, ImagePart, Part, TextPart, ToolResultPart, Turn
 from kvbus_protocols.generation import GenerationRequest
 
 BILLING_BLOCKS = [
@@ -196,7 +196,44 @@ def test_the_environment_stays_in_its_place_when_asked_to() -> None:
     assert Stability.of(kept).stabilised(given) is given
 
 
+QUESTION = user("How deep is the water?")
+CONTEXT = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nThe time is noon.\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
+LOOP = (Turn("assistant", (TextPart("I measure."),)), Turn("tool", (ToolResultPart("call_1", (TextPart("9 m"),)),)))
+
+
+def test_the_context_that_openclaw_puts_behind_a_question_comes_behind_the_tools_results() -> None:
+    points = tuple(CacheBreakpoint(turn, 300.0) for turn in (0, 1, 2, 4))
+    given = msgspec.structs.replace(conversation(system(AGENT), QUESTION, CONTEXT, *LOOP), breakpoints=points)
+    found = Stability.of(FrontendSettings()).stabilised(given)
+    assert found.turns == (system(AGENT), QUESTION, *LOOP, CONTEXT)
+    assert [point.turn for point in found.breakpoints] == [0, 1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (QUESTION, *LOOP, CONTEXT),
+        (QUESTION, CONTEXT),
+        (CONTEXT, QUESTION, *LOOP),
+        (
+            QUESTION,
+            user(*(part.text for part in (*CONTEXT.parts, *QUESTION.parts) if isinstance(part, TextPart))),
+            *LOOP,
+        ),
+        (QUESTION, Turn("user", ()), *LOOP),
+        LOOP,
+        (),
+    ],
+    ids=["last", "no tools yet", "of an earlier question", "with a question", "no text", "no question", "nothing"],
+)
+def test_what_is_no_context_of_the_newest_question_stays_where_it_is(turns: tuple[Turn, ...]) -> None:
+    given = conversation(*turns)
+    assert Stability.of(FrontendSettings()).stabilised(given) is given
+
+
 def test_each_rule_can_be_switched_off_by_its_name() -> None:
+    given = conversation(QUESTION, CONTEXT, *LOOP)
+    assert Stability.of(FrontendSettings(keep_volatile="openclaw-context")).stabilised(given) is given
     turns = (system(BILLING_BLOCKS[0], AGENT), user(RUNTIME.format(session="s", id="i")))
     assert stabilised(*turns, keep_volatile="anthropic-preamble, openclaw-session") == turns
     assert stabilised(*turns, keep_volatile="openclaw-session") == (system(AGENT), turns[1])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbus_frontend.core.json_object import as_object
 from kvbus_frontend.core.written_calls import WrittenCall, WrittenCalls, member_texts, value_digest
 
 CALL = WrittenCall("call_ab12", "f", '{"b": 1,  "a": "x"}', {"b": "1", "a": "x"})
@@ -196,3 +197,13 @@ json_values = st.recursive(
 def test_texts_of_values_have_the_values(members: dict[str, object], indent: int | None) -> None:
     texts = member_texts(json.dumps(members, indent=indent))
     assert {key: json.loads(text) for key, text in texts.items()} == members
+
+
+@pytest.mark.parametrize("written", ['{"a": "two\nlines"}', '{"port": }', '{"a": 1}}', "just text"])
+def test_a_call_that_was_no_json_is_found_by_the_input_that_clients_got_in_its_place(written: str) -> None:
+    calls = store()
+    calls.add(WrittenCall("call_1", "f", written), now=0)
+    sent_back = json.dumps(json.loads(as_object(written)), separators=(",", ":"))
+    found = calls.find("call_1", "f", sent_back, now=1)
+    assert found is not None
+    assert found.arguments == written

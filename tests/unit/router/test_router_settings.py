@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 from random import Random
 
 import pytest
@@ -91,6 +92,7 @@ def test_a_bad_file_of_policy_classes_ends_the_program_before_any_connection(
 
 @pytest.mark.parametrize("name", ["fair_quantum_tokens", "max_tenants", "policy_classes_poll_s", "overdue_s"])
 def test_what_must_not_be_zero_says_so(name: str) -> None:
+    zero: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=name):
-        RouterSettings(**{name: 0})
+        RouterSettings(**zero)
     assert RouterSettings(follow_wait_s=0).limits.follow_wait_s == 0

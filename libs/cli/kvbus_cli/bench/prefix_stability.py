@@ -114,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures there")
     parser.add_argument("--tokens", type=int, default=PUBLISHED_TOKENS, help=f"length of a prompt ({PUBLISHED_TOKENS})")
-    parser.add_argument("--repetitions", type=int, default=15, help="of each request, at most (15)")
-    parser.add_argument("--time-limit-s", type=float, default=120.0, help="no repetition begins later than this (120)")
+    parser.add_argument("--repetitions", type=int, default=30, help="of each request, at most (30)")
+    parser.add_argument("--time-limit-s", type=float, default=180.0, help="no repetition begins later than this (180)")
     parser.add_argument("--workers", type=int, default=2, help="how many workers (2)")
     parser.add_argument(
         "--tokenizer",

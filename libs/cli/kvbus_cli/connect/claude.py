@@ -1,6 +1,9 @@
 """Claude Code: variables, or the same in ``.claude/settings.json``."""
 
+from pathlib import Path
+
 from kvbus_cli.connect.configuration import Client, ConfigFile, Configuration, Connection
+from kvbus_cli.connect.places import place
 
 _TIERS = ("OPUS", "SONNET", "HAIKU")
 """What sub-agents, plans and small tasks ask for by name."""
@@ -22,11 +25,12 @@ def configure(connection: Connection) -> Configuration:
         settings = {"env": variables, "apiKeyHelper": f"printenv {key.variable}"}
     else:
         settings = {"env": {**variables, "ANTHROPIC_AUTH_TOKEN": key.text}}
+    folder = place(connection.environment, "CLAUDE_CONFIG_DIR") or Path(".claude")
     return Configuration(
         command="claude",
         variables=variables,
         key_variable="ANTHROPIC_AUTH_TOKEN",
-        files=(ConfigFile(path=".claude/settings.json", content=settings, instead_of_variables=True),),
+        files=(ConfigFile(path=str(folder / "settings.json"), content=settings, instead_of_variables=True),),
     )
 
 

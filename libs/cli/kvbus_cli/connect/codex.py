@@ -1,10 +1,11 @@
 """Codex: a provider in ``.codex/config.toml``, and a catalog that tells what the model can do."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvbus_cli.connect.configuration import PROVIDER, Client, ConfigFile, Configuration, Connection
+from kvbus_cli.connect.places import place
 
-CATALOG = ".codex/kvbus-models.json"
 _KEY_VARIABLE = "LOCAL_LLM_API_KEY"  # not KVBUS_: services refuse names of that kind that they do not know
 _COMPACT_AT = 0.8
 """Share of the context at which the history is condensed."""
@@ -36,18 +37,20 @@ def configure(connection: Connection) -> Configuration:
     key = connection.key
     if not key.is_placeholder:
         provider["env_key"] = key.variable or _KEY_VARIABLE
+    folder = place(connection.environment, "CODEX_HOME") or Path(".codex")
+    catalog = folder / "kvbus-models.json"
     settings = {
         "model": connection.model,
         "model_provider": PROVIDER,
-        "model_catalog_json": f"{connection.home}/{CATALOG}",
+        "model_catalog_json": str(Path(connection.home) / catalog),
         "model_providers": {PROVIDER: provider},
     }
     return Configuration(
         command="codex",
         key_variable=_KEY_VARIABLE if not key.is_placeholder and not key.variable else "",
         files=(
-            ConfigFile(path=".codex/config.toml", format="toml", content=settings),
-            ConfigFile(path=CATALOG, content={"models": [_catalog_entry(connection)]}, owned=True),
+            ConfigFile(path=str(folder / "config.toml"), format="toml", content=settings),
+            ConfigFile(path=str(catalog), content={"models": [_catalog_entry(connection)]}, owned=True),
         ),
     )
 

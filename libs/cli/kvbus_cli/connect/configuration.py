@@ -30,7 +30,8 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, and one of its models. ``url``: without ``/v1``. ``home``: the folder that a client's files lie below.
+    """A server, and one of its models. ``url``: without ``/v1``. ``home``: the folder that a client's files lie below,
+    unless a variable of its ``environment`` names another place.
 
     ``context_tokens``: prompt and answer together. ``output_tokens``: what a client is to leave for an answer.
     ``efforts``: reasoning efforts that make a difference to the model.
@@ -45,6 +46,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     reasons: bool = False
     efforts: tuple[str, ...] = ()
     key: ApiKey = ApiKey()
+    environment: Mapping[str, str] = {}
 
     @property
     def v1_url(self) -> str:
@@ -57,7 +59,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``path``: below the home folder. ``owned``: the file is kvbus's alone, so it is replaced, not merged.
+    """``path``: below the home folder, or a full one. ``owned``: the file is kvbus's alone, so it is replaced, not merged.
 
     ``instead_of_variables``: it holds the configuration's variables, so that only one of the two is needed.
     """

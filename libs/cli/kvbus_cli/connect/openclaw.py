@@ -1,6 +1,9 @@
 """OpenClaw: a provider in ``.openclaw/openclaw.json``."""
 
+from pathlib import Path
+
 from kvbus_cli.connect.configuration import PROVIDER, Client, ConfigFile, Configuration, Connection
+from kvbus_cli.connect.places import place
 
 _APIS = {"chat": "openai-completions", "responses": "openai-responses", "messages": "anthropic-messages"}
 
@@ -28,8 +31,17 @@ def configure(connection: Connection) -> Configuration:
     }
     return Configuration(
         command='openclaw agent --local --agent main --message "..."',
-        files=(ConfigFile(path=".openclaw/openclaw.json", content=settings),),
+        files=(ConfigFile(path=str(_config_file(connection)), content=settings),),
     )
+
+
+def _config_file(connection: Connection) -> Path:
+    environment = connection.environment
+    home = place(environment, "OPENCLAW_HOME", tilde=connection.home)
+    tilde = str(home or connection.home)
+    named = place(environment, "OPENCLAW_CONFIG_PATH", tilde=tilde)
+    folder = place(environment, "OPENCLAW_STATE_DIR", tilde=tilde) or (home or Path()) / ".openclaw"
+    return named or folder / "openclaw.json"
 
 
 CLIENT = Client(

@@ -1,6 +1,9 @@
 """opencode: a provider in ``.config/opencode/opencode.json``."""
 
+from pathlib import Path
+
 from kvbus_cli.connect.configuration import PROVIDER, Client, ConfigFile, Configuration, Connection
+from kvbus_cli.connect.places import place
 
 _PACKAGES = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
 
@@ -26,9 +29,17 @@ def configure(connection: Connection) -> Configuration:
         "small_model": name,
         "provider": {PROVIDER: provider},
     }
-    return Configuration(
-        command="opencode", files=(ConfigFile(path=".config/opencode/opencode.json", content=settings),)
-    )
+    return Configuration(command="opencode", files=(ConfigFile(path=str(_config_file(connection)), content=settings),))
+
+
+def _config_file(connection: Connection) -> Path:
+    """It reads all of them; the first one here wins over the others."""
+    environment = connection.environment
+    if folder := place(environment, "OPENCODE_CONFIG_DIR"):
+        return folder / "opencode.json"
+    if named := place(environment, "OPENCODE_CONFIG"):
+        return named
+    return (place(environment, "XDG_CONFIG_HOME") or Path(".config")) / "opencode" / "opencode.json"
 
 
 CLIENT = Client(

@@ -1,6 +1,9 @@
 """pi: a provider in ``.pi/agent/models.json``, chosen in ``.pi/agent/settings.json``."""
 
+from pathlib import Path
+
 from kvbus_cli.connect.configuration import PROVIDER, Client, ConfigFile, Configuration, Connection
+from kvbus_cli.connect.places import place
 
 _APIS = {"chat": "openai-completions", "responses": "openai-responses", "messages": "anthropic-messages"}
 
@@ -20,12 +23,14 @@ def configure(connection: Connection) -> Configuration:
         "apiKey": connection.key.written("{}"),  # it tries the name of a variable first
         "models": [model],
     }
+    folder = place(connection.environment, "PI_CODING_AGENT_DIR", tilde=connection.home) or Path(".pi/agent")
     return Configuration(
         command="pi",
         files=(
-            ConfigFile(path=".pi/agent/models.json", content={"providers": {PROVIDER: provider}}),
+            ConfigFile(path=str(folder / "models.json"), content={"providers": {PROVIDER: provider}}),
             ConfigFile(
-                path=".pi/agent/settings.json", content={"defaultProvider": PROVIDER, "defaultModel": connection.model}
+                path=str(folder / "settings.json"),
+                content={"defaultProvider": PROVIDER, "defaultModel": connection.model},
             ),
         ),
     )

@@ -1,6 +1,7 @@
 """A configuration as text: lines for a shell, and files to be copied."""
 
 import shlex
+from pathlib import Path
 
 from kvbus_cli.connect.configuration import ApiKey, Configuration
 from kvbus_cli.connect.merging import text_of
@@ -21,7 +22,7 @@ def printed(configuration: Configuration, key: ApiKey, home: str) -> str:
     return "\n".join(
         [
             *(["\n".join(exports) + "\n"] if exports else []),
-            *(f"# {home}/{file.path}\n{text_of(file)}" for file in files),
+            *(f"# {Path(home) / file.path}\n{text_of(file)}" for file in files),
             f"# start: {configuration.command}",
         ]
     )

@@ -1,6 +1,9 @@
 """Qwen Code: a model of the provider ``openai`` in ``.qwen/settings.json``."""
 
+from pathlib import Path
+
 from kvbus_cli.connect.configuration import Client, ConfigFile, Configuration, Connection
+from kvbus_cli.connect.places import place
 
 _KEY_VARIABLE = "LOCAL_LLM_API_KEY"  # not KVBUS_: services refuse names of that kind that they do not know
 
@@ -23,7 +26,8 @@ def configure(connection: Connection) -> Configuration:
         "security": {"auth": {"selectedType": "openai"}},
         "model": {"name": connection.model},
     }
-    return Configuration(command="qwen", files=(ConfigFile(path=".qwen/settings.json", content=settings),))
+    folder = place(connection.environment, "QWEN_HOME", tilde=connection.home) or Path(".qwen")
+    return Configuration(command="qwen", files=(ConfigFile(path=str(folder / "settings.json"), content=settings),))
 
 
 CLIENT = Client(name="qwen", title="Qwen Code", apis=("chat",), first_prompt_tokens=19_000, configure=configure)

@@ -44,9 +44,9 @@ Hint = Callable[[Compared], Iterator[str]]
 
 
 def hints(compared: Compared) -> list[str]:
-    """The weightiest first."""
+    """The weightiest first; where no reason can be told, what has changed."""
     found = [text for hint in _HINTS for text in hint(compared)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found or _changed(compared)))
 
 
 def _separate_caches(compared: Compared) -> Iterator[str]:
@@ -155,6 +155,14 @@ def _tokens_first(compared: Compared) -> Iterator[str]:
     found = compared.difference
     if found.a.is_end and found.b.is_end and not found.is_none:
         yield "the texts are the same and the tokens are not: tokens were given, or control tokens are spelled out as text"
+
+
+def _changed(compared: Compared) -> Iterator[str]:
+    a, b = compared.difference.a, compared.difference.b
+    if a.source is not None and a.source == b.source:
+        yield f"{a.source} has changed"
+    elif a.source is not None or b.source is not None:
+        yield f"A goes on with {a.place}, B with {b.place}"
 
 
 _HINTS: tuple[Hint, ...] = (

@@ -1,7 +1,7 @@
 """Apertus: objects with one member, whose key is the tool and whose value is the arguments. They may stand amid the thoughts."""
 
 from kvbus_parsers.grammar import Context, ReasoningFormat, ToolFormat
-from kvbus_parsers.json_calls import at_marker, broken_rest, json_string, named_call
+from kvbus_parsers.json_calls import at_marker, broken_rest, decoded_arguments, json_string, json_text, named_call
 from kvbus_parsers.source import Step, markers
 
 _OPENER, _CLOSER = "<|tools_prefix|>", "<|tools_suffix|>"
@@ -20,7 +20,7 @@ def _read(context: Context, opener: str) -> Step[bool]:
     yield from source.literal("[")
     yield from source.skip_space()
     while (name := (yield from _name(context))) is not None:
-        yield from named_call(context, name, _STOPS)
+        yield from _arguments(context, name)
         yield from source.skip_space()
         yield from source.literal("}")
         yield from source.skip_space()
@@ -51,6 +51,22 @@ def _name(context: Context) -> Step[str | None]:
         return None
     source.keep(recording)
     return name
+
+
+def _arguments(context: Context, name: str) -> Step[None]:
+    """Reads the value of a member. One that is JSON but no object ends by its grammar too, so that no neighbour is taken for it."""
+    source, sink = context.source, context.sink
+    yield from source.skip_space()
+    recording = source.record()
+    text = None if (yield from source.peek()) == "{" else (yield from json_text(context))
+    if text is None or source.cut_off:
+        source.rewind(recording)
+        yield from named_call(context, name, _STOPS)
+        return
+    source.keep(recording)
+    sink.start_call(name)
+    sink.arguments(decoded_arguments(text))
+    sink.end_call()
 
 
 FORMATS = (ToolFormat("apertus", (_OPENER,), _read, strays=(_CLOSER,)),)

@@ -7,8 +7,6 @@
 hold one JSON object in place of parameters; a single parameter ``arguments`` or ``input`` that the tool lacks is that object.
 """
 
-import json
-
 from kvbus_parsers import json_text, markup
 from kvbus_parsers.argument_writer import ArgumentWriter
 from kvbus_parsers.coercion import Schema
@@ -75,10 +73,8 @@ class _DsmlTags(InvokeTags):
 
 def _wraps(text: str, schema: Schema) -> bool:
     """Whether this is an object with nothing but arguments of the tool."""
-    if not json_text.is_json(text):
-        return False
-    members = json.loads(text)
-    return isinstance(members, dict) and all(schema.declares(key) for key in members)
+    keys = json_text.keys(text)
+    return keys is not None and all(map(schema.declares, keys))
 
 
 def _format(name: str, prefix: str) -> ToolFormat:

@@ -85,7 +85,9 @@ class _KeysAndValues:
         yield from source.skip_space()
         type_name = ""
         if (yield from source.literal(tags.type)):
-            type_name, _ = yield from source.take_until(markers(tags.type_end))
+            type_ends = markers(tags.type_end, tags.value, tags.key, tags.call, tags.call_end, tags.calls_end)
+            type_name, end = yield from source.take_until(type_ends)
+            source.unread("" if end in (None, tags.type_end) else end)
             yield from source.skip_space()
         if stop and (yield from source.literal(tags.value)):
             key = key.strip()
@@ -95,7 +97,7 @@ class _KeysAndValues:
             if stop == tags.call_end:
                 source.unread(stop)
         elif not (yield from markup.cut_off(context, markers(tags.value, tags.type))):
-            writer.raw(key)
+            writer.raw(f"{key} {type_name}" if type_name else key)
         return bool(type_name)
 
 

@@ -64,12 +64,14 @@ def json_tags(
 def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
     """The JSON of one block: an object or an array, or several of them."""
     source = context.source
-    while (yield from source.ahead("{[")):
+    called = False
+    while (yield from source.ahead("{[")) and not (called and (yield from _at_empty_array(context))):
         ended = yield from call_or_array(context, keys, stops)
         if ended is CallEnd.REJECTED:
             yield from broken_rest(context, stops)
         if ended is not CallEnd.CALLED:
             break
+        called = True
         context.sink.marker()
         recording = source.record()
         if (yield from source.take_while(_LEFT_OVER)) and (
@@ -78,6 +80,17 @@ def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
             source.keep(recording)  # one brace too many, or the brackets of an array that are missing on the other side
         else:
             source.rewind(recording)
+
+
+def _at_empty_array(context: Context) -> Step[bool]:
+    """Whether ``[]`` stands here. It is a body without calls only where no call stands before it, and else text."""
+    source = context.source
+    recording = source.record()
+    yield from source.literal("[")
+    yield from source.skip_space()
+    found = yield from source.literal("]")
+    source.rewind(recording)
+    return found
 
 
 def _bare_array(context: Context) -> Step[bool]:

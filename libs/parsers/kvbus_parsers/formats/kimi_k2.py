@@ -8,11 +8,10 @@ The index counts over the whole conversation, so the id stays as the model wrote
 colon or the name. A name that the id does not tell is that of the tool whose parameters fit the arguments; else there is no call.
 """
 
-import json
 import re
 from collections.abc import Mapping
 
-from kvbus_parsers import markup
+from kvbus_parsers import json_text, markup
 from kvbus_parsers.coercion import Schema
 from kvbus_parsers.grammar import Context, ToolFormat
 from kvbus_parsers.json_calls import named_call
@@ -67,6 +66,9 @@ def _nameless_call(context: Context, call_id: str) -> Step[None]:
     yield from source.skip_space()
     parts: list[str] = []
     ended = yield from source.json_value(parts.append)
+    if ended is JsonEnd.INVALID:
+        stop = yield from source.until(_CALL_ENDS, parts.append, in_call=True)
+        source.unread(stop or "")
     arguments = "".join(parts)
     name = _tool_of(arguments, context.schemas) if ended is JsonEnd.COMPLETE else None
     if name:
@@ -79,10 +81,10 @@ def _nameless_call(context: Context, call_id: str) -> Step[None]:
 
 def _tool_of(arguments: str, schemas: Mapping[str, object]) -> str | None:
     """The only tool that has all these arguments, none of its required ones missing."""
-    members = json.loads(arguments)
-    if not isinstance(members, dict):
+    keys = json_text.keys(arguments)
+    if keys is None:
         return None
-    fitting = [name for name, node in schemas.items() if Schema.of(node).fits(members)]
+    fitting = [name for name, node in schemas.items() if Schema.of(node).fits(keys)]
     return fitting[0] if len(fitting) == 1 else None
 
 

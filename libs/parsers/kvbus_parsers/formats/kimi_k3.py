@@ -36,7 +36,7 @@ _HEAD_LENGTH_MAX = 512
 def _call(context: Context, opener: str) -> Step[bool]:
     source = context.source
     recording = source.record()
-    attributes = yield from _attributes(context)
+    attributes, _ = yield from _head(context)
     name = attributes.get("tool")
     if not name:
         return source.dismiss(recording)
@@ -53,10 +53,11 @@ def _call(context: Context, opener: str) -> Step[bool]:
 
 
 def _argument(context: Context, writer: ArgumentWriter) -> Step[None]:
-    attributes = yield from _attributes(context)
+    attributes, head = yield from _head(context)
     key = attributes.get("key")
     if key is None:
-        writer.raw(" ".join(attributes.values()))
+        if not context.source.cut_off:
+            writer.raw(head)
         return
     said = Schema.of({"type": attributes.get("type")})
     schema = said if said.types else writer.schema.member(key)
@@ -64,12 +65,13 @@ def _argument(context: Context, writer: ArgumentWriter) -> Step[None]:
         context.source.unread(_CALL_END)
 
 
-def _attributes(context: Context) -> Step[dict[str, str]]:
-    """Reads the rest of a tag."""
+def _head(context: Context) -> Step[tuple[dict[str, str], str]]:
+    """Reads the rest of a tag: its attributes, none if it is no whole tag, and its text."""
     head, end = yield from context.source.take_until(_HEAD_ENDS, _HEAD_LENGTH_MAX)
     if end != _SEPARATOR:
-        return {}
-    return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in _ATTRIBUTE.findall(head)}
+        context.source.unread(end or "")
+        return {}, head
+    return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in _ATTRIBUTE.findall(head)}, head
 
 
 _SECTION = markup.Section((_open("tools"),), (_TOOLS_END,), (_CALL,), _call, strays=(_CALL_END,))

@@ -1,13 +1,12 @@
 """The output of a choice as an answer of the Messages API."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET
 
+from kvbus_frontend.core.json_object import ObjectText, complete_members
 from kvbus_frontend.core.outputs import ChoiceOutput, Finish
-from kvbus_frontend.core.partial_json import parsed_part
 from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import sse
 from kvbus_protocols.conversation import CacheBreakpoint
@@ -138,7 +137,7 @@ class Blocks:
         self._index = 0
         self._open: str = ""
         self._thought: list[str] = []
-        self._has_arguments = False
+        self._input = ObjectText()
         self.complete_calls = 0
 
     def take(self, event: Event) -> Iterator[BlockEvent]:
@@ -157,14 +156,13 @@ class Blocks:
                     yield from self.close()
             case CallStarted(_, call_id, name):
                 yield from self._start("tool_use", ToolUseBlock(tool_use_id(call_id), name, NO_INPUT))
-                self._has_arguments = False
+                self._input = ObjectText()
             case CallArguments(_, text):
-                self._has_arguments = True
-                yield ContentBlockDelta(self._index, InputJsonDelta(text))
-            case CallEnded(_, _, _, arguments):
+                yield from self._input_delta(self._input.feed(text))
+            case CallEnded():
                 self.complete_calls += 1
-                if not self._has_arguments:  # some clients parse the deltas alone
-                    yield ContentBlockDelta(self._index, InputJsonDelta(arguments))
+                yield from self._input_delta(self._input.end())  # "{}" if need be: some clients parse the deltas alone
+                self._input = ObjectText()
                 yield from self.close()
 
     def close(self) -> Iterator[BlockEvent]:
@@ -174,9 +172,15 @@ class Blocks:
         if self._open == "thinking":
             yield ContentBlockDelta(self._index, SignatureDelta(sign_thought("".join(self._thought))))
             self._thought = []
+        if self._open == "tool_use":
+            yield from self._input_delta(self._input.rest())
         yield ContentBlockStop(self._index)
         self._open = ""
         self._index += 1
+
+    def _input_delta(self, text: str) -> Iterator[BlockEvent]:
+        if text:
+            yield ContentBlockDelta(self._index, InputJsonDelta(text))
 
     def _start(self, kind: str, block: ContentBlock) -> Iterator[BlockEvent]:
         yield from self.close()
@@ -210,17 +214,8 @@ def _filled(block: ContentBlock, content: str, signature: str) -> ContentBlock:
         case ThinkingBlock():
             return ThinkingBlock(content, signature)
         case ToolUseBlock(call_id, name):
-            return ToolUseBlock(call_id, name, _input(content))
-
-
-def _input(arguments: str) -> msgspec.Raw:
-    """As the model wrote it. The API wants an object in any case: of arguments that are cut off, or no JSON, what can be read."""
-    try:
-        if isinstance(msgspec.json.decode(arguments), dict):
-            return msgspec.Raw(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        pass
-    return msgspec.Raw(json.dumps(parsed_part(arguments)))
+            # As the model wrote it; of a call that was cut off what can be read, since the API wants an object in any case.
+            return ToolUseBlock(call_id, name, msgspec.Raw(complete_members(content)))
 
 
 def _sse(event: StreamEvent) -> bytes:

@@ -15,7 +15,11 @@ def stability_rules(document: Mapping[str, Any], changes: Sequence[Change]) -> I
     places_of = paths_of(document, {change.before for change in changes})
     for change in changes:
         places = places_of[change.before]
-        text = _removed(change.before, change.after) if change.after != change.before else "moved before what differs"
+        text = (
+            _removed(change.before, change.after)
+            if change.after != change.before
+            else "moved to where more requests share it, or what comes before it"
+        )
         yield PromptRule(rule=change.rule, source=places[0] if len(places) == 1 else None, text=text)
 
 

@@ -4,10 +4,11 @@ share comes before what they do not.
 A prefix cache knows a prompt from its first token on, so one changing line at the top costs the whole prompt. Harnesses put
 such lines there: Claude Code opens its system prompt with a billing block that differs per session, in some versions per request.
 It also describes the environment, a fifth of its prompt and the same for all sessions in a directory, behind the first question.
+OpenClaw adds a note to each request that is gone from the next one.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, compress
 from typing import Literal, Protocol
 
@@ -48,11 +49,8 @@ RULES = (
     Rule("openclaw-session", "OpenClaw", "user", "Runtime: ", _OPENCLAW_IDS, r"\1"),
     Rule("openclaw-session", "OpenClaw", "system", "Runtime: ", _OPENCLAW_IDS, r"\1"),
 )
-ENVIRONMENT_FIRST = "claude-environment"
-"""The one rule that moves text, by `_environment_first`."""
-
-RULE_NAMES = (*dict.fromkeys(rule.name for rule in RULES), ENVIRONMENT_FIRST)
-"""Each can be switched off by its name."""
+OPENCLAW_CONTEXT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+"""How its note begins."""
 
 
 class StabilitySettings(Protocol):
@@ -74,9 +72,9 @@ class Change(msgspec.Struct, frozen=True):
 class Stability:
     """The rules in force."""
 
-    def __init__(self, rules: Sequence[Rule], *, environment_first: bool) -> None:
+    def __init__(self, rules: Sequence[Rule], moves: Sequence["Move"]) -> None:
         self._rules = tuple(rules)
-        self._environment_first = environment_first
+        self._moves = tuple(moves)
 
     @classmethod
     def of(cls, settings: StabilitySettings) -> "Stability":
@@ -87,8 +85,10 @@ class Stability:
             raise ValueError(f"keep_volatile names {sorted(unknown)}; there are: {', '.join(RULE_NAMES)}")
         if not settings.strip_anthropic_preamble:
             kept.add("anthropic-preamble")
-        rules = [rule for rule in RULES if rule.name not in kept]
-        return cls(rules, environment_first=ENVIRONMENT_FIRST not in kept)
+        return cls(
+            [rule for rule in RULES if rule.name not in kept],
+            [move for name, move in MOVES.items() if name not in kept],
+        )
 
     def stabilised(self, conversation: Conversation) -> Conversation:
         """The same object when nothing had to go."""
@@ -97,7 +97,10 @@ class Stability:
             turns, _ = _without(turns, rule)
         if turns is not conversation.turns:
             conversation = _filled(msgspec.structs.replace(conversation, turns=turns))
-        return _environment_first(conversation) if self._environment_first else conversation
+        for move in self._moves:
+            if (moved := move(conversation)) is not None:
+                conversation = moved.conversation
+        return conversation
 
     def changes(self, conversation: Conversation) -> list[Change]:
         """What `stabilised` does to texts, in order; one that only moves is the same before and after."""
@@ -106,15 +109,26 @@ class Stability:
             turns, changes = _without(turns, rule)
             all_changes += changes
         conversation = _filled(msgspec.structs.replace(conversation, turns=turns))
-        if self._environment_first and (moved := _environment_first(conversation)) is not conversation:
-            stays = {id(turn) for turn in moved.turns}
-            gone = next(turn for turn in conversation.turns if turn.role == "system" and id(turn) not in stays)
-            texts = [part.text for part in gone.parts if isinstance(part, TextPart)]
-            all_changes += [Change(ENVIRONMENT_FIRST, text, text) for text in texts]
+        for move in self._moves:
+            if (moved := move(conversation)) is not None:
+                conversation = moved.conversation
+                texts = [part.text for part in moved.turn.parts if isinstance(part, TextPart)]
+                all_changes += [Change(moved.rule, text, text) for text in texts]
         return all_changes
 
 
-def _environment_first(conversation: Conversation) -> Conversation:
+class Moved(msgspec.Struct, frozen=True):
+    """``turn``: as it stood in its old place."""
+
+    rule: str
+    turn: Turn
+    conversation: Conversation
+
+
+Move = Callable[[Conversation], Moved | None]
+
+
+def _environment_first(conversation: Conversation) -> Moved | None:
     """Claude Code's system message right behind the first question, put before it, as a note at the head of the user's message.
 
     That is where Claude Code itself puts it for models that take no system messages. The model answers to both in any case, and
@@ -122,15 +136,41 @@ def _environment_first(conversation: Conversation) -> Conversation:
     turns = conversation.turns
     first = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     if conversation.harness != "claude-code" or [turn.role for turn in turns[first : first + 2]] != ["user", "system"]:
-        return conversation
+        return None
     question, environment = turns[first : first + 2]
     question = msgspec.structs.replace(question, parts=(*as_note(environment.parts), *question.parts))
-    points = conversation.breakpoints
-    return msgspec.structs.replace(
-        conversation,
-        turns=(*turns[:first], question, *turns[first + 2 :]),
-        breakpoints=tuple(CacheBreakpoint(point.turn - (point.turn > first), point.ttl_s) for point in points),
+    return _moved(conversation, "claude-environment", first + 1, (*turns[:first], question, *turns[first + 2 :]))
+
+
+def _context_last(conversation: Conversation) -> Moved | None:
+    """OpenClaw's internal context, put behind all that came since the question. There OpenClaw itself has it over Chat and
+    Messages; over Responses it stays behind the question while tools run, and the next question would part from the prompt
+    there."""
+    turns = conversation.turns
+    last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=len(turns))
+    if last >= len(turns) - 1 or not _is_context(turns[last]):
+        return None
+    return _moved(conversation, "openclaw-context", last, (*turns[:last], *turns[last + 1 :], turns[last]))
+
+
+def _is_context(turn: Turn) -> bool:
+    texts = [part.text for part in turn.parts if isinstance(part, TextPart)]
+    return 0 < len(texts) == len(turn.parts) and all(text.startswith(OPENCLAW_CONTEXT) for text in texts)
+
+
+MOVES: dict[str, Move] = {"claude-environment": _environment_first, "openclaw-context": _context_last}
+
+RULE_NAMES = (*dict.fromkeys(rule.name for rule in RULES), *MOVES)
+"""Each can be switched off by its name."""
+
+
+def _moved(conversation: Conversation, rule: str, turn: int, turns: tuple[Turn, ...]) -> Moved:
+    """``turn``: which one has moved. A breakpoint keeps as much of what else comes before it."""
+    points = tuple(
+        CacheBreakpoint(point.turn - (point.turn >= turn), point.ttl_s) for point in conversation.breakpoints
     )
+    changed = msgspec.structs.replace(conversation, turns=turns, breakpoints=points)
+    return Moved(rule, conversation.turns[turn], changed)
 
 
 def _without(turns: tuple[Turn, ...], rule: Rule) -> tuple[tuple[Turn, ...], list[Change]]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from kvbus_frontend.core.json_object import as_object
+
 ENTRY_BYTES = 450
 """Of a call beside its texts: the entry, two names for it and their slots."""
 
@@ -140,12 +142,20 @@ def plain_id(call_id: str) -> str:
 
 
 def value_digest(name: str, arguments: str) -> bytes:
-    """Equal for calls of one function whose arguments have the same value as JSON; text that is no JSON is its own value."""
+    """Equal for calls of one function whose arguments have the same value as JSON. Text that is none has the value of the object
+    that clients were given in its place."""
     try:
-        value = json.dumps(_plain(msgspec.json.decode(arguments or "{}")), sort_keys=True, separators=(",", ":"))
+        value = json.dumps(_plain(_decoded(arguments or "{}")), sort_keys=True, separators=(",", ":"))
     except (msgspec.DecodeError, RecursionError):
         value = "\0" + arguments
     return _key(name, value, b"")
+
+
+def _decoded(arguments: str) -> Any:
+    try:
+        return msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return msgspec.json.decode(as_object(arguments))
 
 
 def _plain(value: Any) -> Any:
