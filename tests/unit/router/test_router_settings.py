@@ -1,8 +1,8 @@
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 from random import Random
+from typing import Any
 
 import pytest
 
