@@ -104,9 +104,8 @@ def _become(command: list[str]) -> NoReturn:
 def _run_inside(arguments: Sequence[str]) -> int:
     # A shell starts what runs in the background with Ctrl-C ignored, and the clients that are to be cancelled would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # the system under test ends with the tests, whoever ends them
+    # The system under test ends with the tests, whoever ends them.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if isolation.REASON not in os.environ:
         isolation.bring_loopback_up()
     counts = Counts()

@@ -63,6 +63,8 @@ class ObjectText:
         """What can be handed on now. A key waits for its value, a number for its end, the last brace for the end of the text."""
         self._written.append(piece)
         scanner, ready = self._scanner, 0
+        if scanner.at is _At.NOWHERE:
+            return ""
         scanner.feed(piece)
         while (token := scanner.next()) is not None:
             self._waiting.append(token)
@@ -190,7 +192,7 @@ class _Scanner:
         for word in _WORDS:
             if self._text.startswith(word, self._next):
                 return self._take(word, _At.BEHIND_VALUE)
-            if word.startswith(self.tail[: len(word)]):
+            if word.startswith(self._text[self._next : self._next + len(word)]):
                 return None
         return self._lost()
 
