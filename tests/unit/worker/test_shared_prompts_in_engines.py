@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from kvbus_blocks.keys import ROOT, chain_keys
+from kvbus_wire.packing import pack_tokens
 from kvbus_wire.request import Sampling, Stopping
 from kvbus_worker.engines.base import EngineRequest
 from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits
@@ -67,6 +69,10 @@ class _Mock:
             steps += 1
         return steps
 
+    def adopt(self, keys: Sequence[bytes]) -> None:
+        """Blocks come from elsewhere."""
+        assert self.scheduler.cache.adopt(ROOT, keys, [bytes(4 * BLOCK)] * len(keys)) == len(keys)
+
     def computed(self, name: str) -> int:
         return self.scheduler._sequences[name].computed
 
@@ -114,6 +120,14 @@ class _Torch:
             self.step()
             steps += 1
         return steps
+
+    def adopt(self, keys: Sequence[bytes]) -> None:
+        """Blocks come from elsewhere."""
+        pool = self.scheduler._pool
+        blocks = pool.allocate(len(keys))
+        for number, parent, key in zip(blocks, [ROOT, *keys], keys, strict=False):
+            pool.register(number, key, parent, bytes(4 * BLOCK))
+        pool.release(blocks)
 
     def computed(self, name: str) -> int:
         return self._sequence(name).computed
@@ -193,3 +207,14 @@ def test_an_urgent_request_waits_for_a_less_urgent_one_that_computes_its_prefix(
     begun = bench.steps_until(lambda: bench.computed("first") > 0) * 8
     bench.add(_request("urgent", [*range(PREFIX), *range(1000, 1000 + OWN)]))
     assert begun + bench.prefilled() == PREFIX + OWN
+
+
+def test_what_is_imported_while_a_request_waits_is_not_expected_of_it_any_more(kind: type[Bench]) -> None:
+    bench = kind(1000)
+    prompt = [*range(PREFIX), *range(1000, 1000 + OWN)]
+    bench.add(_request("waits", prompt))
+    keys = chain_keys(b"d" * 32, pack_tokens(range(PREFIX)), BLOCK)
+    bench.adopt(keys)
+    assert bench.prefilled() == OWN
+    prompts = bench.scheduler._prompts
+    assert (list(prompts.announcers()), prompts.expected(keys, 0)) == ([], 0)

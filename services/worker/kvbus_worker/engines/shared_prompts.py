@@ -52,6 +52,10 @@ class SharedPrompts(Generic[S]):
         """Running ones, for checks."""
         return self._computing.values()
 
+    def announcers(self) -> Iterable[S]:
+        """Those that said what they will compute, for checks."""
+        return self._announced.values()
+
     def clear(self) -> None:
         self._announced.clear()
         self._computing.clear()

@@ -218,6 +218,8 @@ class MockScheduler:
             raise AssertionError("a waiting sequence holds blocks")
         if any(sequence not in self._running for sequence in self._prompts.owners()):
             raise AssertionError("a sequence that does not run is said to compute")
+        if any(self._sequences.get(s.request.request_id) is not s for s in self._prompts.announcers()):
+            raise AssertionError("a sequence that has ended is said to compute later")
 
     def _wait(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_rank)
@@ -277,6 +279,8 @@ class MockScheduler:
         sequence.admit(matched, now)
         sequence.running = True
         insort(self._running, sequence, key=_rank)
+        # What came from elsewhere since it was announced (an import): nobody is going to say that it is computed.
+        self._prompts.leave(sequence, keys[sequence.expected_hit // size : matched])
         self._prompts.begin(sequence, sequence.keys(length)[matched:])
         return True
 

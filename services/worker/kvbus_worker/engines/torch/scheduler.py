@@ -177,6 +177,10 @@ class Scheduler:
             sequence.table = matched
             sequence.admit(len(matched) * self._limits.block_size, now_s)
             bisect.insort(self._running, sequence, key=_rank)
+            # What came from elsewhere since it was announced (an import): nobody is going to say that it is computed.
+            self._prompts.leave(
+                sequence, sequence.keys[sequence.expected_hit // self._limits.block_size : len(matched)]
+            )
             self._prompts.begin(sequence, sequence.keys[len(matched) :])
             self._schedule(sequence, min(sequence.remaining, step.budget, self._room(sequence)), step)
 
@@ -260,6 +264,9 @@ class Scheduler:
             "a running sequence is not marked so": any(s.state is not State.RUNNING for s in self._running),
             "a sequence is lost": len(self._sequences) != len(self._running) + len(self._waiting),
             "an ended sequence is said to compute": any(s not in self._running for s in self._prompts.owners()),
+            "an ended sequence is said to compute later": any(
+                self._sequences.get(s.id) is not s for s in self._prompts.announcers()
+            ),
         }
         for problem, is_so in problems.items():
             if is_so:
