@@ -288,3 +288,14 @@ def test_at_the_limit_the_oldest_prefixes_are_forgotten() -> None:
     inflight.add("huge", "w9", _chain(*range(1, 10)))
     assert inflight.depths(_chain(1), 0.0) == {"w2": 1, "w3": 1, "w4": 1, "w5": 1}
     assert inflight.key_bytes == 64
+
+
+def test_prefixes_are_forgotten_by_a_router_that_only_hears_of_them() -> None:
+    """All requests go to its replicas, so nobody asks for depths here."""
+    inflight = InFlightPrefixes(1 << 20, grace_s=2.0)
+    for second in range(100):
+        inflight.add(f"r{second}", "w1", _chain(second + 1))
+        inflight.computed(f"r{second}", float(second))
+    assert len(inflight) == 2
+    assert len(inflight._computed) == 2
+    inflight.check_integrity()

@@ -94,6 +94,7 @@ class InFlightPrefixes:
 
     def computed(self, request_id: str, now: float) -> None:
         """The request has its first token: its prefix exists, and the index will soon know."""
+        self._expire(now)
         prefix = self._prefixes.get(request_id)
         if prefix is not None and prefix.until is None:
             prefix.until = now + self._grace_s
