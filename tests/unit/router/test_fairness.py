@@ -127,3 +127,12 @@ def test_the_newest_weight_of_a_class_counts() -> None:
     _add(queue, "a last", "a", weight=3.0)
     served = [_serve(queue, 100) for _ in range(8)]
     assert sum(name.startswith("a") for name in served) == pytest.approx(6, abs=1)
+
+
+def test_a_tenant_keeps_no_more_than_its_new_weight_brings() -> None:
+    robin = RoundRobin(100, 10)
+    stuck, busy = robin.join(_flow("stuck"), 9.0), robin.join(_flow("busy"), 1.0)
+    robin.charge(busy, 500)
+    robin.charge(busy, 500)
+    robin.join(_flow("stuck"), 1.0)
+    robin.check_integrity({stuck: 2, busy: 1})

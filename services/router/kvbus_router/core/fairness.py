@@ -63,6 +63,7 @@ class RoundRobin:
         if flow is None:
             flow = self._flows[key] = _Flow(self._quantum_tokens * weight, self._next_position())
         flow.share = self._quantum_tokens * weight
+        flow.balance = min(flow.balance, flow.share)
         flow.waiting += 1
         return key
 
