@@ -222,12 +222,13 @@ def test_a_full_queue_is_overload_with_a_time_to_come_back() -> None:
 
 def test_the_time_to_come_back_grows_with_the_queue_and_its_pace() -> None:
     router = Router(worker_record("w1"), limits=Limits(max_requests_per_worker=1, max_queued=3))
-    router.place(request("r"))
+    router.place(request("q0"))
+    router.submit(request("q1"))
     for number in range(30):
-        router.submit(request(f"q{number}"), now=10.0 * number)
-        router.dispatcher.finished("r" if number == 0 else f"q{number - 1}")
-        router.pump(10.0 * number)
-    for number in range(3):
+        router.submit(request(f"q{number + 2}"), now=10.0 * number)
+        router.dispatcher.finished(f"q{number}")
+        assert router.pump(10.0 * number) == {f"q{number + 1}": "w1"}
+    for number in range(2):
         router.submit(request(f"z{number}"), now=300.0)
     outcome = router.submit(request("too many"), now=300.0)
     assert isinstance(outcome, Refused)

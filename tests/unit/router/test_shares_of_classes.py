@@ -176,6 +176,18 @@ def test_the_retry_after_grows_with_those_ahead_and_the_pace_at_which_they_leave
     assert late.retry_after_s == pytest.approx(5 * 10 * (1 - 0.9**4))
 
 
+def test_a_pause_in_which_nobody_waits_is_not_the_pace_of_the_queue() -> None:
+    router = _Router(BATCH + "max_running = 1\nmax_waiting_per_tenant = 1")
+    for day in range(2):
+        assert [router.ask(f"{name}{day}", "batch") for name in "ab"] == ["placed", "queued"]
+        assert router.finish(f"a{day}", 86_400.0 * day) == [f"b{day}"]
+        router.finish(f"b{day}", 86_400.0 * day)
+    assert [router.ask(name, "batch") for name in "cd"] == ["placed", "queued"]
+    refused = router.submit(request("e", tenant="batch"), 86_401.0)
+    assert isinstance(refused, ErrorReply)
+    assert refused.retry_after_s == 1.0
+
+
 def test_a_changed_file_counts_for_those_who_wait_already() -> None:
     router = _Router(BATCH + "max_running = 1")
     assert [router.ask(name, "batch") for name in "abc"] == ["placed", "queued", "queued"]

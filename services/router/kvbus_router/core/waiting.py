@@ -164,11 +164,11 @@ class WaitingRoom:
     def take_turn(self, item: Item, tokens: int, now: float) -> None:
         """The request is served; ``tokens`` have to be computed for it."""
         model = item.request.model
-        self._queues[model].take_turn(item.id, tokens)
-        self._left(model, item)
         if self._last_turn_at is not None:
             self._turn_s += _TURN_SMOOTHING * (now - self._last_turn_at - self._turn_s)
         self._last_turn_at = now
+        self._queues[model].take_turn(item.id, tokens)
+        self._left(model, item)
 
     def clear(self) -> list[Item]:
         """Nobody waits any more; who did."""
@@ -181,6 +181,9 @@ class WaitingRoom:
         self.unfollow(item)
         if not self._queues[model]:
             del self._queues[model]
+        if not self._queues:
+            # While nobody waits, no turn is late: the pause is not the pace of the queue.
+            self._last_turn_at = None
         name = item.policy_class.name
         for counter, key, amount in (
             (self._classes, name, 1),
