@@ -46,6 +46,8 @@ def test_what_a_worker_is_counts_as_well() -> None:
     assert why_not(worker(draining=True), request(), Thresholds()) is Verdict.DRAINING
     assert why_not(worker(), request(), Thresholds(cordoned=("w1",))) is Verdict.CORDONED
     assert why_not(worker(), request(pinned="w1"), Thresholds(cordoned=("w1",))) is None, "it can be tried out"
+    guess = request(pinned="w1", speculative=True)
+    assert why_not(worker(), guess, Thresholds(cordoned=("w1",))) is Verdict.CORDONED, "the real one goes elsewhere"
 
 
 def test_a_worker_has_room_up_to_its_limit_of_requests() -> None:

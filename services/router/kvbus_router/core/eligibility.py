@@ -1,7 +1,8 @@
 """Which workers may take a request, and which of them have room for it now.
 
 A worker that may not is out of the question however long the request waits. (A cordoned one still takes what is pinned to it: so it
-can be tried out, and the other choices of a request follow the first.) One without room is only at a limit: the request goes
+can be tried out, and the other choices of a request follow the first. But no speculative prefill, since the request that would find
+it there goes elsewhere.) One without room is only at a limit: the request goes
 elsewhere or waits. A worker without any request has room whatever the thresholds say, so no threshold can lock a request out.
 """
 
@@ -43,7 +44,7 @@ def why_not(worker: Worker, request: RouteRequest, thresholds: Thresholds) -> Ve
         return Verdict.TAINT_MISSING
     if worker.draining:
         return Verdict.DRAINING
-    if worker_id in thresholds.cordoned and request.pinned is None:
+    if worker_id in thresholds.cordoned and (request.pinned is None or request.speculative):
         return Verdict.CORDONED
     return None
 
