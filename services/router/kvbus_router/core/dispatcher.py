@@ -1,42 +1,31 @@
 """Places requests: at once when a worker has room and nobody waits before them, else in the order of the queue."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import msgspec
 
 from kvbus_router.core.affinity import session_key
-from kvbus_router.core.choosing import Chooser, Weighed
-from kvbus_router.core.estimate import Estimate
-from kvbus_router.core.explaining import Decided, DecisionLog, explanation, ranked
+from kvbus_router.core.choosing import Chooser
 from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.limits import Limits, Thresholds, Weights
 from kvbus_router.core.news import Heard
+from kvbus_router.core.placing import Placed, Placer
 from kvbus_router.core.policies import Outcome, RoutingPolicy
 from kvbus_router.core.policy_classes import PolicyClasses, Traits
 from kvbus_router.core.queue import WaitingQueue
 from kvbus_router.core.state import RouterState
 from kvbus_router.core.waiting import Item, WaitingRoom
-from kvbus_router.core.workers import Reservation
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.indexer import Match
 from kvbus_wire.load import LoadReport
 from kvbus_wire.records import InstanceRecord
-from kvbus_wire.router import Decision, Placement, RouteExplanation, RouteRequest
+from kvbus_wire.router import Decision, RouteExplanation, RouteRequest
+
+__all__ = ["Dispatcher", "Placed", "Queued", "Refused", "Settled"]
 
 ONE_CLASS = PolicyClasses()
 PLACED_ELSEWHERE = "another router has placed the request"
-
-
-class Placed(msgspec.Struct, frozen=True):
-    """``decision``: the same for the replicas. ``chosen``: the terms of the worker that got it. ``session``: whether that one
-    served the session's last request (same, other), or it had none (new); None without a session."""
-
-    placement: Placement
-    decision: Decision
-    chosen: Estimate
-    session: str | None = None
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -55,9 +44,7 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class Dispatcher:
-    """``prefix_waits``: requests that have waited for a worker because it computes their prefix.
-
-    Times are monotonic seconds, but ``unix_ms``, which dates decisions for the replicas. Call `pump` after everything that may
+    """Times are monotonic seconds, but ``unix_ms``, which dates decisions for the replicas. Call `pump` after everything that may
     make room, and at `next_due`."""
 
     def __init__(
@@ -73,15 +60,12 @@ class Dispatcher:
     ) -> None:
         self.state = RouterState(limits, weights.expected_output_tokens)
         self.limits = limits
-        self.weights = weights
-        self.decisions = DecisionLog(limits.max_explained_requests)
-        self._router_id = router_id
-        self._chooser = Chooser(self.state, limits, weights, policy, rng)
-        self.affinity = self._chooser.affinity
-        self._unix_ms = unix_ms
-        self._classes = classes
         self.room = WaitingRoom(limits)
-        self.prefix_waits = 0
+        self._chooser = Chooser(self.state, limits, weights, policy, rng)
+        self._placer = Placer(router_id, self.state, self._chooser, self.room, limits, weights, unix_ms)
+        self._classes = classes
+        self.affinity = self._chooser.affinity
+        self.decisions = self._placer.decisions
 
     # -- requests
 
@@ -172,15 +156,12 @@ class Dispatcher:
         self._classes = classes
 
     def explain(self, request: RouteRequest, matches: Sequence[Match], now: float) -> RouteExplanation:
-        """What would become of the request now. Nothing is placed, and the policy is not asked: it may count its choices."""
-        inflight = self.state.inflight.depths(request.keys, now)
-        weighed = self._chooser.weigh(request, matches, inflight, now, everyone=True)
-        return explanation(self._decided(request, weighed, None, 0.0), self._router_id)
+        """What would become of the request now. Nothing is placed."""
+        return self._placer.explain(self._item(request, matches, now, now), now)
 
     def explain_placed(self, request_id: str) -> RouteExplanation | None:
         """Why this router placed a request where it did; None when it does not know (any more)."""
-        decided = self.decisions.get(request_id)
-        return None if decided is None else explanation(decided, self._router_id)
+        return self._placer.explain_placed(request_id)
 
     def pump(self, now: float) -> list[Settled]:
         """Serve those who wait as far as there is room, and send away those whose time is over."""
@@ -199,6 +180,11 @@ class Dispatcher:
     def refuse_all(self, code: ErrorCode, message: str) -> list[Settled]:
         """The router stops: nobody waits any more."""
         return [Settled(item.id, _refused(code, message, retryable=True)) for item in self.room.clear()]
+
+    @property
+    def prefix_waits(self) -> int:
+        """Requests that have waited for a worker because it computes their prefix."""
+        return self._placer.prefix_waits
 
     @property
     def waiting(self) -> int:
@@ -310,13 +296,14 @@ class Dispatcher:
             return None
         for waiting in queue.in_order(now):
             item = waiting.item
-            if not self._may_run(item.flow):
-                continue
             placed = self._place(item, now)
             if placed is not None:
                 self.room.take_turn(item, placed.chosen.uncached_tokens, now)
                 return Settled(item.id, placed)
         return None
+
+    def _place(self, item: Item, now: float) -> Placed | None:
+        return self._placer.place(item, now) if self._may_run(item.flow) else None
 
     def _may_run(self, flow: FlowKey) -> bool:
         """Whether its class and its tenant may have one more placed."""
@@ -325,142 +312,9 @@ class Dispatcher:
             not limits.max_running_per_tenant or shares.of_flow(flow) < limits.max_running_per_tenant
         )
 
-    def _place(self, item: Item, now: float) -> Placed | None:
-        """None when no worker that may take it has room, or it is better off waiting."""
-        request = item.request
-        if not self._may_run(item.flow):
-            return None
-        has_room = self._chooser.has_room_for(request)
-        if has_room or item.inflight is None:
-            item.inflight = _deeper(item.inflight or {}, self.state.inflight.depths(request.keys, now))
-        if not has_room:
-            return None
-        weighed = self._chooser.weigh(request, item.matches, item.inflight, now)
-        if not weighed.estimates:
-            return None
-        chosen = self._chooser.choose(weighed.estimates)
-        if self._follows(item, chosen, weighed.full, now):
-            return None
-        queued_s = now - item.arrived_at
-        decided = self._decided(request, weighed, chosen, queued_s)
-        self.decisions.add(decided)
-        decision = self._decision(item, chosen)
-        self._reserve(item, decision, chosen, now)
-        placement = Placement(
-            request_id=request.request_id,
-            worker_id=chosen.worker_id,
-            incarnation=chosen.incarnation,
-            cached_tokens=chosen.cached_tokens,
-            onboard_tokens=chosen.onboard_tokens,
-            policy=self._chooser.policy,
-            queued_s=queued_s,
-            explanation=explanation(decided, self._router_id) if request.explain else None,
-        )
-        return Placed(placement, decision, chosen, _session(request, weighed.session_worker_id, chosen.worker_id))
-
-    def _follows(self, item: Item, chosen: Estimate, full: Sequence[Estimate], now: float) -> bool:
-        """Whether it is predicted to cost less to wait until a full worker that computes the prompt's prefix has room, than to have
-        it computed once more by the chosen one. Never for longer than ``follow_wait_s`` in all."""
-        until = item.arrived_at + self.limits.follow_wait_s
-        waits = [
-            (self._cost_of_following(item, e), e.worker_id) for e in full if e.uncached_tokens < chosen.uncached_tokens
-        ]
-        cost_s, worker_id = min(waits, default=(inf, ""))
-        may_wait = (
-            now < until and not item.request.speculative and (item.id in self.room or not self.room.refusal(item))
-        )
-        if not may_wait or cost_s >= chosen.cost_s:
-            self.room.unfollow(item)
-            return False
-        self.prefix_waits += not item.follows
-        self.room.follow(item, worker_id, until)
-        return True
-
-    def _cost_of_following(self, item: Item, full: Estimate) -> float:
-        """Those who wait for the same worker come before it, and each takes a slot for a while: about as long as it does itself,
-        since they are of one fan-out."""
-        worker = self.state.worker(full.worker_id)
-        slots = 1 if worker is None else max(1, worker.worker.max_num_seqs)
-        each_s = full.prefill_s + self._expected_output(item.request) * full.decode_step_s / slots
-        return full.cost_s + self.room.ahead(item, full.worker_id) * each_s
-
-    def _expected_output(self, request: RouteRequest) -> int:
-        return min(request.hints.osl or self.weights.expected_output_tokens, request.max_tokens)
-
-    def _decision(self, item: Item, chosen: Estimate) -> Decision:
-        request, session = item.request, item.request.session
-        return Decision(
-            router_id=self._router_id,
-            request_id=request.request_id,
-            model=request.model,
-            worker_id=chosen.worker_id,
-            incarnation=chosen.incarnation,
-            prompt_tokens=request.prompt_tokens,
-            uncached_tokens=chosen.uncached_tokens,
-            expected_output=self._expected_output(request),
-            keys=request.keys,
-            session_id=session.id if session is not None and not session.final else "",
-            tenant=request.tenant,
-            decided_ms=self._unix_ms(),
-            policy_class=item.policy_class.name,
-        )
-
-    def _reserve(self, item: Item, decision: Decision, chosen: Estimate, now: float) -> None:
-        request = item.request
-        reservation = Reservation(
-            request_id=decision.request_id,
-            worker_id=decision.worker_id,
-            incarnation=decision.incarnation,
-            prompt_tokens=decision.prompt_tokens,
-            uncached_tokens=decision.uncached_tokens,
-            expected_output=decision.expected_output,
-            placed_at=now,
-            flow=item.flow,
-            predicted=chosen,
-            decided=(decision.decided_ms, decision.router_id),
-        )
-        self.state.reserve(reservation, decision.keys)
-        if request.session is None:
-            return
-        key = session_key(request.model, request.tenant, request.session.id)
-        if request.session.final:
-            self.affinity.end(key)
-            return
-        self.affinity.bind(
-            key, decision.worker_id, decided_ms=decision.decided_ms, router_id=decision.router_id, now=now
-        )
-
-    def _decided(self, request: RouteRequest, weighed: Weighed, chosen: Estimate | None, queued_s: float) -> Decided:
-        best, rejected, left_out = ranked(
-            weighed.estimates, chosen, weighed.rejected, self.limits.max_explained_workers
-        )
-        return Decided(
-            request_id=request.request_id,
-            model=request.model,
-            policy=self._chooser.policy,
-            prompt_tokens=request.prompt_tokens,
-            chosen=chosen,
-            queued_s=queued_s,
-            session_worker_id=weighed.session_worker_id,
-            best=best,
-            rejected=rejected,
-            left_out=left_out + weighed.unseen,
-        )
-
 
 def _refused(code: ErrorCode, message: str, *, retryable: bool) -> Refused:
     return Refused(ErrorReply(code=code, message=message, retryable=retryable))
-
-
-def _deeper(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
-    """What was once seen to be computed is on the worker afterwards, though the index is not asked again while a request waits."""
-    return {worker: max(one.get(worker, 0), other.get(worker, 0)) for worker in {*one, *other}} if one else other
-
-
-def _session(request: RouteRequest, last: str, chosen: str) -> str | None:
-    if request.session is None:
-        return None
-    return "new" if not last else "same" if last == chosen else "other"
 
 
 def _pinned_gone(request: RouteRequest) -> Refused:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
 from kvbus_router.core.news import Correction, EarlyNews, EndedRequests, Heard, is_later
@@ -203,17 +202,7 @@ class RouterState:
             self.early.keep(decision, now)
         if heard is not Heard.APPLIED:
             return heard
-        reservation = Reservation(
-            request_id=decision.request_id,
-            worker_id=decision.worker_id,
-            incarnation=decision.incarnation,
-            prompt_tokens=decision.prompt_tokens,
-            uncached_tokens=decision.uncached_tokens,
-            expected_output=decision.expected_output,
-            placed_at=now,
-            flow=FlowKey(decision.policy_class, decision.tenant),
-            decided=(decision.decided_ms, decision.router_id),
-        )
+        reservation = Reservation.of(decision, now)
         known = self.reservation(decision.request_id)
         if known is None or known.worker_id != decision.worker_id:
             self.reserve(reservation, decision.keys)

@@ -22,6 +22,7 @@ from kvbus_router.core.fairness import ONE_FLOW, FlowKey
 from kvbus_wire.load import LoadReport
 from kvbus_wire.packing import TOKEN_BYTES, unpack_tokens
 from kvbus_wire.records import InstanceRecord, WorkerRecord
+from kvbus_wire.router import Decision
 
 MAX_ENDED_SINCE = 4096
 """Ends that are remembered until a worker's next report. What is forgotten is counted until the report after that."""
@@ -46,6 +47,21 @@ class Reservation(msgspec.Struct):
     flow: FlowKey = ONE_FLOW
     predicted: Estimate | None = None
     decided: tuple[int, str] = (0, "")
+
+    @classmethod
+    def of(cls, decision: Decision, now: float, predicted: Estimate | None = None) -> "Reservation":
+        return cls(
+            request_id=decision.request_id,
+            worker_id=decision.worker_id,
+            incarnation=decision.incarnation,
+            prompt_tokens=decision.prompt_tokens,
+            uncached_tokens=decision.uncached_tokens,
+            expected_output=decision.expected_output,
+            placed_at=now,
+            flow=FlowKey(decision.policy_class, decision.tenant),
+            predicted=predicted,
+            decided=(decision.decided_ms, decision.router_id),
+        )
 
 
 class Totals(msgspec.Struct, frozen=True):
