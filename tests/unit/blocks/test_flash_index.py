@@ -1,11 +1,14 @@
 """What only the compiled index has: tables that are replaced, memory that is moved and given back, limits."""
 
 import random
+from array import array
 
 import pytest
 
+from kvbus_blocks.flash import index as flash
 from kvbus_blocks.flash import layout
 from kvbus_blocks.flash.index import FlashIndex, IndexFull
+from kvbus_blocks.flash.memory import Memory
 from kvbus_blocks.index import IndexSizes, Owner
 from kvbus_blocks.keys import ShortKeys
 from kvbus_testkit.flash import flash_index, kernels
@@ -117,3 +120,50 @@ def test_an_index_takes_as_many_blocks_as_it_was_made_for() -> None:
     index.remove(A, [99, 98])
     assert index.store(B, None, [1]).added == 1
     index.check_integrity()
+
+
+def test_running_matches_hear_of_it_before_the_place_of_a_block_that_is_gone_is_used_again() -> None:
+    """Else a match that has found the old block there would tell who holds the new one."""
+    index = flash_index()
+    index.store(A, None, [1, 2, 3])
+    index.remove(A, [3])
+    epoch = index._header[layout.EPOCH]
+    index.store(A, 2, [4])
+    assert index._header[layout.NODE_TOP] == layout.FIRST_NODE + 3, "the place is used again"
+    assert index._header[layout.EPOCH] > epoch
+
+
+@pytest.mark.parametrize("what", ["table", "sets", "width"])
+def test_where_no_memory_can_be_had_changes_fail_and_the_index_stays_whole(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, rng = flash_index(), random.Random(6)
+    chains = [random_keys(rng, {"table": layout.CHUNK_KEYS, "sets": 5, "width": 1}[what]) for _ in range(70)]
+    owners = [A if what == "table" else Owner(f"w{n % 40 if what == 'sets' else n}", "g1") for n in range(70)]
+
+    def refuse(size_bytes: int) -> Memory:
+        raise MemoryError(size_bytes)
+
+    monkeypatch.setattr(flash, "Memory", refuse)
+    stored = []
+    for owner, keys in zip(owners, chains, strict=True):
+        try:
+            stored += [(owner, keys)] if index.store(owner, None, keys).added else []
+        except MemoryError:
+            continue
+    assert len(stored) < len(chains)
+    assert all(owner in index.match(keys) for owner, keys in stored)
+    monkeypatch.undo()
+    for owner, keys in zip(owners, chains, strict=True):
+        index.store(owner, None, keys)
+    assert all(index.match(keys)[owner] == len(keys) for owner, keys in zip(owners, chains, strict=True))
+    index.check_integrity()
+
+
+def test_keys_cannot_be_resized_while_a_kernel_reads_them() -> None:
+    keys = array("Q", range(100))
+    _, _, alive = flash._words_of(keys)
+    with pytest.raises(BufferError):
+        keys.append(1)
+    del alive
+    keys.append(1)

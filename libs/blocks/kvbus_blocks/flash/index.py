@@ -121,6 +121,7 @@ class FlashIndex:
         words, step, _alive = _words_of(keys)
         added = orphans = stored = 0
         with self._lock:
+            self._attend()
             if self._header[at.NODE_LIVE] + count + 1 > self._max_blocks:
                 raise IndexFull(self._max_blocks)
             slot = self._slot(owner)
@@ -156,6 +157,7 @@ class FlashIndex:
             slot = self._slots.get(owner)
             if slot is None:
                 return 0
+            self._attend()
             for first in range(0, len(keys), at.CHUNK_KEYS):
                 part = min(at.CHUNK_KEYS, len(keys) - first)
                 self._kernels.remove(self._header_at, slot, words, first * step, step, part, self._result_at)
@@ -169,6 +171,7 @@ class FlashIndex:
             slot = self._slots.get(owner)
             if slot is None:
                 return 0
+            self._attend()
             self._kernels.clear(self._header_at, slot, self._result_at)
             removed = self._result[at.ADDED]
             self._attend()
@@ -216,7 +219,8 @@ class FlashIndex:
 
     def memory(self) -> IndexMemory:
         header = self._header
-        tables = self._table.size_bytes + (0 if self._old_table is None else self._old_table.size_bytes)
+        old_table = self._old_table  # another thread may drop it meanwhile
+        tables = self._table.size_bytes + (0 if old_table is None else old_table.size_bytes)
         nodes = header[at.NODE_PEAK] * at.NODE_BYTES
         sets = header[at.SET_TOP] * 8 * (self._sets.width + at.SET_META_WORDS) + self._sets.interned.size_bytes
         return IndexMemory(header[at.SET_LIVE], tables + nodes + sets)
@@ -236,11 +240,11 @@ class FlashIndex:
             self._owners[slot] = owner
         else:
             slot = len(self._owners)
+            if slot >= _OWNERS_PER_WORD * self._sets.width:
+                self._resize_sets(2 * self._sets.width, self._sets.capacity)
             self._owners.append(owner)
             self._owner_words.extend([0] * at.OWNER_WORDS)
             self._header[at.OWNERS] = self._owner_words.buffer_info()[0]
-            if slot >= _OWNERS_PER_WORD * self._sets.width:
-                self._resize_sets(2 * self._sets.width, self._sets.capacity)
         self._slots[owner] = slot
         self._publish()
         return slot
@@ -255,7 +259,10 @@ class FlashIndex:
     # -- memory
 
     def _attend(self) -> None:
-        """See to what the last call has asked for, so that the next one has room for all it may do."""
+        """See to what the last call has asked for, so that the next one has room for all it may do.
+
+        Kernels check no bounds. So what cannot be done for want of memory stays asked for, and no kernel runs before it is done.
+        """
         wants = self._result[at.WANTS]
         if not wants:
             return
@@ -265,6 +272,7 @@ class FlashIndex:
             self._replace_table()
         if wants & at.WANTS_SETS:
             self._resize_sets(self._sets.width, 2 * self._sets.capacity)
+        self._result[at.WANTS] = 0
         if wants & at.WANTS_TRIM:
             top = self._header[at.NODE_TOP]
             self._nodes.give_back(8 * at.NODE_WORDS * top)
@@ -280,9 +288,10 @@ class FlashIndex:
         slots = at.MIN_TABLE_SLOTS
         while slots < 2 * (header[at.NODE_LIVE] + at.CHUNK_KEYS + 1):
             slots *= 2
+        table = Memory(at.SLOT_BYTES * slots)
         header[at.OLD], header[at.OLD_MASK] = header[at.TABLE], header[at.TABLE_MASK]
         header[at.OLD_CURSOR] = 0
-        self._old_table, self._table = self._table, Memory(at.SLOT_BYTES * slots)
+        self._old_table, self._table = self._table, table
         header[at.TABLE], header[at.TABLE_MASK] = self._table.address, slots - 1
         header[at.TABLE_LIVE] = header[at.TABLE_USED] = 0
         self._publish()
@@ -342,13 +351,14 @@ _VIEW_OF_HEADER = (
 def _words_of(keys: Sequence[int]) -> "tuple[bytes | int, int, object]":
     """Keys as a kernel takes them: their data or its address, the words from one to the next, and what keeps them alive.
 
-    Without a copy for `ShortKeys` and arrays of 64-bit words. Raise OverflowError for what is no such word.
+    Without a copy for `ShortKeys` and arrays of 64-bit words; an array cannot be resized as long as it is kept. Raise OverflowError
+    for what is no such word.
     """
     if isinstance(keys, ShortKeys):
         return keys.packed, 2, keys
     if not isinstance(keys, array) or keys.typecode not in _WORD_TYPES:
         keys = array("Q", _buffer_of_words(keys) or keys)
-    return keys.buffer_info()[0], 1, keys
+    return keys.buffer_info()[0], 1, memoryview(keys)
 
 
 _WORD_TYPES = [code for code in "QqLl" if array(code).itemsize == 8]

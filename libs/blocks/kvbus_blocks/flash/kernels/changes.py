@@ -2,6 +2,7 @@
 
 from kvbus_blocks.flash.kernels.compaction import upkeep
 from kvbus_blocks.flash.kernels.compiling import Words, inner, words32, words64
+from kvbus_blocks.flash.kernels.epoch import announce
 from kvbus_blocks.flash.kernels.sets import changed, forget_memo, has, refer
 from kvbus_blocks.flash.kernels.table import expect, lookup, migrate
 from kvbus_blocks.flash.kernels.tree import (
@@ -24,6 +25,7 @@ from kvbus_blocks.flash.layout import (
     LINKS,
     NEXT_PEER,
     NO_OWNERS,
+    NODE_FREE,
     NODE_WORDS,
     NODES,
     NONE,
@@ -70,6 +72,9 @@ def store(
     width = h[SET_WIDTH]
     owners = words64(h[OWNERS])
     forget_memo(h)
+    if h[NODE_FREE] != NONE:
+        # A match may still take a free node for the one that it was: its words are written one after the other.
+        announce(h)
     above = ROOT
     reachable = True
     if not below_root:

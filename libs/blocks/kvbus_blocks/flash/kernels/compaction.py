@@ -1,12 +1,12 @@
 """After each change: a little work that keeps memory in proportion, and what Python has to see to."""
 
 from kvbus_blocks.flash.kernels.compiling import Words, fence, inner, words32, words64
+from kvbus_blocks.flash.kernels.epoch import announce
 from kvbus_blocks.flash.kernels.table import migrate, redirect
 from kvbus_blocks.flash.kernels.tree import held_by, unlink_free
 from kvbus_blocks.flash.layout import (
     CHILD,
     CHUNK_KEYS,
-    EPOCH,
     FIRST_NODE,
     FREE,
     LINK_WORDS,
@@ -82,6 +82,8 @@ def compact(h: Words, moves: int) -> None:
         return
     nodes = words64(h[NODES])
     links = words32(h[LINKS])
+    # A match may still take a hole for the node that it was.
+    announce(h)
     while moves > 0 and 2 * h[NODE_LIVE] < h[NODE_TOP]:
         moves -= 1
         last = h[NODE_TOP] - 1
@@ -100,9 +102,7 @@ def compact(h: Words, moves: int) -> None:
         h[NODE_TOP] = last
         if h[SWEEP] > last:
             h[SWEEP] = FIRST_NODE
-    fence()
-    h[EPOCH] += 1
-    fence()
+    announce(h)
 
 
 @inner

@@ -1,8 +1,8 @@
 """Owner sets: bit sets that exist once each, counted by the nodes that refer to them."""
 
 from kvbus_blocks.flash.kernels.compiling import Words, fence, inner, words32, words64
+from kvbus_blocks.flash.kernels.epoch import announce
 from kvbus_blocks.flash.layout import (
-    EPOCH,
     INTERNED,
     INTERNED_MASK,
     MEMO_NEW,
@@ -103,9 +103,7 @@ def _interned(h: Words, old: int, owner: int) -> int:
     if new != NO_OWNERS:
         h[SET_FREE] = meta[SET_META_WORDS * new + SET_REFS]
         # A match may still take it for the set it was.
-        fence()
-        h[EPOCH] += 1
-        fence()
+        announce(h)
     else:
         new = h[SET_TOP]
         h[SET_TOP] = new + 1
