@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ A = Owner("a", "g1")
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Each compilation takes what is compiled already; the list grows with their number."""
     kernels()
-    (code,) = [file for file in compiled.default_folder().glob("flash-*.o") if compiled._fingerprint() in file.name]
+    code = compiled._kept(compiled.default_folder() / f"flash-{compiled._fingerprint()}.o")
+    assert code is not None
     done: list[int] = []
 
     def compile_again() -> bytes:
         done.append(len(done))
-        return code.read_bytes()
+        return code
 
     monkeypatch.setattr(compiled, "_compile", compile_again)
     return done
@@ -45,6 +47,30 @@ def test_a_folder_that_cannot_be_written_costs_a_compilation_and_nothing_else(
     assert works(compiled.load(tmp_path / "file" / "below"))
     assert works(compiled.load(None))
     assert len(compilations) == 2
+
+
+@pytest.mark.parametrize("left", [0, 10, 1000])
+def test_code_that_was_cut_is_compiled_again(compilations: list[int], tmp_path: Path, left: int) -> None:
+    compiled.load(tmp_path)
+    (file,) = tmp_path.glob("*.o")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:left])
+    assert works(compiled.load(tmp_path))
+    assert len(compilations) == 2
+    assert file.read_bytes() == whole
+
+
+def test_a_disk_that_is_full_costs_one_compilation_and_leaves_nothing(
+    compilations: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, data: bytes) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert works(compiled.load(tmp_path))
+    assert len(compilations) == 1
+    assert [file.suffix for file in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_compiler_that_fails_is_reported_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ ARGUMENTS = {"store": 9, "remove": 7, "clear": 3, "settle": 1, "copy_held": 4, "
 """How many words each kernel takes."""
 COMPILE_TIMEOUT_S = 300.0
 _ROOT = Path(__file__).parent
+_DIGEST_BYTES = sha256().digest_size
 
 
 class CannotCompile(Exception):
@@ -74,12 +75,15 @@ def _object_code(folder: Path | None) -> bytes:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(file.with_suffix(".lock")):
-            if not file.exists():
-                _write(file, _compile())
-            return file.read_bytes()
+            code = _kept(file)
+            if code is None:
+                code = _compile()
+                with suppress(OSError):
+                    _keep(file, code)
+            return code
     except OSError:
         # Not writable; what somebody else has put there will do.
-        return file.read_bytes() if file.is_file() else _compile()
+        return _kept(file) or _compile()
 
 
 def _fingerprint() -> str:
@@ -100,10 +104,25 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _write(file: Path, code: bytes) -> None:
+def _keep(file: Path, code: bytes) -> None:
+    """Behind its SHA-256."""
     scratch = file.with_suffix(f".{os.getpid()}")
-    scratch.write_bytes(code)
-    scratch.replace(file)
+    try:
+        scratch.write_bytes(sha256(code).digest() + code)
+        scratch.replace(file)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def _kept(file: Path) -> bytes | None:
+    """None where there is nothing, or not all of it: LLVM ends the process over code that was cut."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return None
+    digest, code = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    return code if sha256(code).digest() == digest else None
 
 
 def _compile() -> bytes:
