@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from kvbus_blocks.flash import FlashUnavailable, flash_maker
 from kvbus_blocks.index import PrefixIndex
 from kvbus_blocks.plain_index import PlainIndex
 
@@ -9,14 +10,7 @@ from kvbus_blocks.plain_index import PlainIndex
 def index_maker(note: Callable[[str], None]) -> Callable[[], PrefixIndex]:
     """``note`` hears why it is the plain one."""
     try:
-        from kvbus_blocks.flash.compiled import CannotCompile, default_folder, load
-        from kvbus_blocks.flash.index import FlashIndex
-    except ImportError as problem:
-        note(f"the plain index is used, which is slower ({problem}): pip install 'kvbus[index]'")
-        return PlainIndex
-    try:
-        kernels = load(default_folder())
-    except CannotCompile as problem:
+        return flash_maker()
+    except FlashUnavailable as problem:
         note(f"the plain index is used, which is slower: {problem.reason}")
         return PlainIndex
-    return lambda: FlashIndex(kernels)

@@ -164,7 +164,7 @@ class IndexerApp:
 
 async def start(service: Service, settings: IndexerSettings) -> IndexerApp:
     service.health.set("index", False, "compiling")
-    make_index = await index_maker(settings.index, settings.max_entries, service.log)
+    make_index = await index_maker(settings.index, settings.limits, service.log)
     app = IndexerApp(service, settings, make_index)
     await app.open()
     return app

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbus_blocks.flash import FlashUnavailable
 from kvbus_cli.bench import index, index_load
 
 PERCENTILES = ["512", "3250", "3250_listed", "3250_writing", "all", "all_listed", "distinct"]
@@ -21,3 +22,14 @@ def test_the_figures_are_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     matches = {f"match_{name}_{share}_us" for name in PERCENTILES for share in ("p50", "p99")}
     assert (stores | matches) <= figures.keys()
     assert all(figures[name] > 0 for name in stores | matches)
+
+
+def test_where_there_is_no_compiled_index_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise FlashUnavailable("the compiler died")
+
+    monkeypatch.setattr(index, "flash_maker", refuse)
+    assert index.main([]) == 1
+    assert "the compiler died" in capsys.readouterr().err

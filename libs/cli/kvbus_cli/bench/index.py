@@ -38,6 +38,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvbus_blocks.flash import FlashUnavailable, flash_maker
 from kvbus_blocks.index import Owner, PrefixIndex
 from kvbus_blocks.keys import KEY_BYTES, ShortKeys
 from kvbus_cli.bench.index_load import DEPTH, WORKERS, Chain, MixedLoad, distinct_chains, owner
@@ -65,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     try:
-        make_index = _flash()
-    except (ImportError, RuntimeError) as problem:
+        make_index = flash_maker()
+    except FlashUnavailable as problem:
         print(f"kvbus bench index: {problem}", file=sys.stderr)
         return 1
     figures = measure(make_index, arguments.blocks)
@@ -75,15 +76,6 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json is not None:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
     return 0
-
-
-def _flash() -> Callable[[], PrefixIndex]:
-    """Raise ImportError or CannotCompile. Imported here: numba comes with an extra."""
-    from kvbus_blocks.flash.compiled import default_folder, load
-    from kvbus_blocks.flash.index import FlashIndex
-
-    kernels = load(default_folder())
-    return lambda: FlashIndex(kernels)
 
 
 def measure(make_index: Callable[[], PrefixIndex], blocks: int) -> Figures:

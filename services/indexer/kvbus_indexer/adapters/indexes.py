@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from kvbus_blocks.flash import FlashUnavailable, flash_maker
 from kvbus_blocks.index import PrefixIndex
 from kvbus_blocks.plain_index import PlainIndex
+from kvbus_indexer.core.limits import Limits
 from kvbus_runtime.settings import BadSettings
 
 MakeIndex = Callable[[], PrefixIndex]
@@ -14,32 +16,20 @@ _MARGIN_BLOCKS = 1 << 17
 """Beside the entries: blocks of one query's length, below a parent that nobody holds."""
 
 
-async def index_maker(kind: str, max_entries: int, log: Any) -> MakeIndex:
+async def index_maker(kind: str, limits: Limits, log: Any) -> MakeIndex:
     """``kind``: flash, plain, or auto (flash if it can be loaded). Returns when the code is compiled. Raise BadSettings."""
     if kind == "plain":
         return PlainIndex
     try:
-        return await asyncio.to_thread(_flash, 2 * max_entries + _MARGIN_BLOCKS)
-    except _Unavailable as problem:
+        return await asyncio.to_thread(flash_maker, _max_blocks(limits))
+    except FlashUnavailable as problem:
         if kind == "flash":
             raise BadSettings(f"the compiled index cannot be used: {problem}") from problem
-        log.warning("compiled_index_unavailable", reason=str(problem), hint="pip install 'kvbus[index]'")
+        log.warning("compiled_index_unavailable", reason=problem.reason)
         return PlainIndex
 
 
-class _Unavailable(Exception):
-    """The reason is for people."""
-
-
-def _flash(max_blocks: int) -> MakeIndex:
-    """A block that nobody holds is kept while one below it is held, hence twice the entries at most."""
-    try:
-        from kvbus_blocks.flash.compiled import CannotCompile, default_folder, load
-        from kvbus_blocks.flash.index import FlashIndex
-    except ImportError as problem:
-        raise _Unavailable(str(problem)) from problem
-    try:
-        kernels = load(default_folder())
-    except CannotCompile as problem:
-        raise _Unavailable(problem.reason) from problem
-    return lambda: FlashIndex(kernels, max_blocks)
+def _max_blocks(limits: Limits) -> int:
+    """Twice the entries: a block that nobody holds is kept while one below it is held. Twice the predicted keys: a prediction is
+    entered before older ones go for it."""
+    return 2 * max(limits.max_entries, limits.max_predicted_keys) + _MARGIN_BLOCKS
