@@ -120,6 +120,41 @@ def test_a_replay_takes_nothing_of_another_feed_or_an_earlier_life(catalog: Cata
     assert catalog.content.entries == 0
 
 
+def test_what_another_feed_says_before_the_stream_is_read_again_is_not_lost(catalog: Catalog) -> None:
+    """A replay brings back one feed only."""
+    deliver(catalog, 12, batch(stored(2, parent=1), seq=3))
+    deliver(catalog, 13, batch(stored(1), seq=1, tier="g2"))
+    order = start(catalog)
+    deliver(catalog, 14, batch(stored(2, parent=1), seq=2, tier="g2"))
+    catalog.repairs.replay(order, batch(stored(1), seq=2), 11, 0.0)
+    catalog.repairs.replay(order, batch(stored(2, parent=1), seq=3), 12, 0.0)
+    assert catalog.repairs.finish(order, 0.0)
+    catalog.check_integrity()
+    found = catalog.match(MODEL, short_keys(block_keys(1, 2)), 0.0)
+    assert {match.tier: match.depth for match in found} == {"g1": 2, "g2": 2}
+    assert not catalog.repairs.due(100.0)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_more_events_than_can_be_kept_beside_a_replay_cost_a_snapshot(when: str) -> None:
+    catalog = Catalog(Limits(max_buffered_keys=5), PlainIndex)
+    catalog.joined(a_worker(), 0.0)
+    deliver(catalog, 10, batch(Cleared(), seq=1))
+    catalog.stream_caught_up(0.0)
+    deliver(catalog, 11, batch(stored(1), seq=3))
+    order = start(catalog) if when == "after" else None
+    deliver(catalog, 12, batch(stored(2, 3, 4), seq=4))
+    assert catalog.instance("w1").buffered_keys == 4  # type: ignore[union-attr]
+    deliver(catalog, 13, batch(stored(5), seq=5))
+    catalog.check_integrity()
+    order = order or start(catalog)
+    catalog.repairs.replay(order, batch(Cleared(), seq=2), 9, 0.0)
+    catalog.repairs.replay(order, batch(stored(1), seq=3), 11, 0.0)
+    catalog.repairs.finish(order, 0.0)
+    again = start(catalog, 100.0)
+    assert (again.reason, again.replay) == ("overflow", None)
+
+
 def test_a_replay_of_a_worker_that_has_restarted_is_void(catalog: Catalog) -> None:
     deliver(catalog, 12, batch(stored(2), seq=3))
     order = start(catalog)
@@ -161,3 +196,19 @@ def test_who_sends_no_load_reports_is_asked_when_events_may_have_been_lost(catal
             catalog.reconnected(0.0)
     order = start(catalog, 1.0)
     assert (order.instance_id, order.replay) == ("k1", None)
+
+
+@pytest.mark.parametrize("phase", [Phase.WANTED, Phase.FETCHING])
+def test_events_that_may_be_lost_during_a_repair_are_asked_for_after_it(catalog: Catalog, phase: Phase) -> None:
+    catalog.joined(a_kvbm(), 0.0)
+    first = start(catalog)
+    catalog.repairs.chunk(first, chunk(0, worker="k1", tier="g2"), 0.0)
+    catalog.repairs.finish(first, 0.0)
+    deliver(catalog, 11, batch(stored(1), seq=3, worker="k1", tier="g2"))
+    replay = start(catalog) if phase is Phase.FETCHING else None
+    assert catalog.repairs.in_phase(phase) == 1
+    catalog.reconnected(0.0)
+    if replay is not None:
+        assert not catalog.repairs.finish(replay, 0.0)
+    again = start(catalog, 1.0)
+    assert (again.reason, again.replay) == ("reconnected", None)

@@ -123,7 +123,8 @@ class Catalog:
             self.forget()
             return
         for instance in self._instances.values():
-            if not instance.is_worker and instance.phase is Phase.LIVE:
+            # Who is about to be asked for a snapshot need not be asked twice.
+            if not instance.is_worker and (instance.phase is Phase.LIVE or instance.keeps_events):
                 self.repairs.want(instance, reason, now)
 
     def load_report(self, report: LoadReport, now: float) -> None:
@@ -253,8 +254,10 @@ class Catalog:
                 if owner.instance_id not in self._instances:
                     raise AssertionError(f"{owner} is a ghost")
         for instance in self._instances.values():
-            if (instance.phase is not Phase.FETCHING) and (instance.buffer or instance.snapshot):
-                raise AssertionError("a buffer without a fetch")
+            if instance.buffer and not instance.keeps_events:
+                raise AssertionError("a buffer that nobody needs")
+            if instance.snapshot and instance.phase is not Phase.FETCHING:
+                raise AssertionError("a snapshot without a fetch")
             if instance.buffered_keys > self.limits.max_buffered_keys:
                 raise AssertionError("the buffer is over its limit")
         if self.repairs.in_phase(Phase.FETCHING) > self.limits.max_repairs:

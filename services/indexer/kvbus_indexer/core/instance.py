@@ -12,8 +12,8 @@ from kvbus_wire.records import InstanceRecord
 class Phase(StrEnum):
     """LIVE: events apply. WANTED: something is missing, a repair will be asked for. FETCHING: it is on its way.
 
-    Events that arrive while a repair is wanted need not be kept: a snapshot is taken, and the stream is read again, after they were
-    sent. Those that arrive while it is fetched may be younger, and are kept.
+    Events that arrive while a snapshot is wanted need not be kept: it is taken after they were sent. All others are kept: those
+    that arrive while it is fetched may be younger, and a replay of the stream brings back one feed of the instance only.
     """
 
     LIVE = "live"
@@ -106,6 +106,11 @@ class Instance:
         self.buffer: list[Buffered] = []
         self.buffered_keys = 0
         self.overflowed = False
+
+    @property
+    def keeps_events(self) -> bool:
+        """Events that arrive now will be needed after the repair."""
+        return self.phase is Phase.FETCHING or (self.phase is Phase.WANTED and self.missing is not None)
 
     def drop_buffer(self) -> list[Buffered]:
         buffer, self.buffer, self.buffered_keys = self.buffer, [], 0

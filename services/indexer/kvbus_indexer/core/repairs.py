@@ -35,12 +35,12 @@ class Repairs:
     # -- events
 
     def receive(self, instance: Instance, batch: KvEvents, stream_seq: int, now: float) -> None:
-        if instance.phase is Phase.WANTED:
-            count_events(self._ledger.counts, Fate.DEFERRED, batch.events)
-        elif instance.phase is Phase.FETCHING:
+        if instance.phase is Phase.LIVE:
+            self._advance(instance, batch, stream_seq, now)
+        elif instance.keeps_events:
             self._buffer(instance, batch, stream_seq)
         else:
-            self._advance(instance, batch, stream_seq, now)
+            count_events(self._ledger.counts, Fate.DEFERRED, batch.events)
 
     def _advance(self, instance: Instance, batch: KvEvents, stream_seq: int, now: float) -> None:
         was_partial = instance.partial
@@ -72,6 +72,7 @@ class Repairs:
         instance.reason = reason
         instance.missing = missing
         instance.drop_buffer()
+        instance.overflowed = False
         for feed in instance.snapshot:
             instance.applied.setdefault(feed, 0)
         instance.snapshot = {}
@@ -115,7 +116,6 @@ class Repairs:
         instance.phase = Phase.FETCHING
         self._tickets += 1
         instance.ticket = self._tickets
-        instance.overflowed = False
         replay = None
         if instance.missing is not None:
             feed = instance.missing.feed
