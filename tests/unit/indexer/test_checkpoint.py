@@ -135,6 +135,19 @@ def test_what_is_not_known_to_be_right_or_whole_is_not_saved() -> None:
         assert {feed.instance_id for feed in feeds} == saved
 
 
+def test_an_instance_that_turns_out_to_lack_events_while_it_is_saved_is_left_out_as_a_whole() -> None:
+    """Half of its feeds would keep it from being asked for the others after a restart."""
+    catalog = a_catalog(
+        batch(*long_chains(1).events, seq=1, worker="k1", tier="g2"), batch(stored(1), seq=1, worker="k1", tier="g3")
+    )
+    parts = saving(catalog)
+    data = [next(parts), next(parts)]
+    assert isinstance(data[1], Pause), "the first feed is being saved"
+    deliver(catalog, batch(stored(2), seq=9, worker="k1", tier="g3"))
+    _, feeds = read_checkpoint(b"".join(part for part in [*data, *parts] if not isinstance(part, Pause)))
+    assert list(feeds) == []
+
+
 def test_a_stream_that_has_lost_what_lies_behind_makes_the_restored_content_worthless() -> None:
     data = save(a_catalog(*EVENTS))
     after = a_catalog()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvbus_blocks.index import Held
 from kvbus_indexer.core.catalog import Catalog
-from kvbus_indexer.core.instance import FeedKey, Phase
+from kvbus_indexer.core.instance import FeedKey, Instance, Phase
 from kvbus_wire.checkpoint import VERSION, CheckpointFeed, CheckpointHeader, framed
 from kvbus_wire.message import DecodeFailed
 
@@ -38,29 +38,42 @@ def save(catalog: Catalog, *, stream: str, indexer_id: str, saved_ms: int) -> It
     )
     yield framed(header)
     for instance in catalog.all_instances():
+        feeds = []
         for feed in list(instance.applied):
-            is_known = catalog.instance(instance.instance_id) is instance
-            if not is_known or instance.phase is not Phase.LIVE or instance.partial or feed not in instance.applied:
+            if not _is_whole(catalog, instance):
+                break
+            kv_seq = instance.applied.get(feed)
+            if kv_seq is None:
                 continue
-            kv_seq = instance.applied[feed]
-            held = catalog.held(instance, feed)
             chains: _Chains | None = None
-            for chains in _chains(held):
+            for chains in _chains(catalog.held(instance, feed)):
                 if chains is None:
                     yield PAUSE
-            if chains is not None:
-                yield framed(
-                    CheckpointFeed(
-                        instance_id=instance.instance_id,
-                        incarnation=instance.incarnation,
-                        model=feed.model,
-                        tier=feed.tier,
-                        kv_seq=kv_seq,
-                        keys=_packed(chains.keys),
-                        lengths=_packed(chains.lengths),
-                        parents=_packed(chains.parents),
-                    )
-                )
+            assert chains is not None  # noqa: S101 (the last one is not a pause)
+            feeds.append(_saved(instance, feed, kv_seq, chains))
+        if _is_whole(catalog, instance):
+            # All feeds or none: who has one is not asked for the others after a restart.
+            yield from feeds
+
+
+def _is_whole(catalog: Catalog, instance: Instance) -> bool:
+    is_known = catalog.instance(instance.instance_id) is instance
+    return is_known and instance.phase is Phase.LIVE and not instance.partial
+
+
+def _saved(instance: Instance, feed: FeedKey, kv_seq: int, chains: "_Chains") -> bytes:
+    return framed(
+        CheckpointFeed(
+            instance_id=instance.instance_id,
+            incarnation=instance.incarnation,
+            model=feed.model,
+            tier=feed.tier,
+            kv_seq=kv_seq,
+            keys=_packed(chains.keys),
+            lengths=_packed(chains.lengths),
+            parents=_packed(chains.parents),
+        )
+    )
 
 
 def restore(catalog: Catalog, feed: CheckpointFeed, now: float) -> Iterator[Pause]:
