@@ -28,16 +28,22 @@ class Depths(Mapping[Owner, int]):
     def __repr__(self) -> str:
         return repr(self._as_dict())
 
-    @property
-    def deepest(self) -> int:
-        """The largest depth, 0 when nobody holds anything."""
-        return self._pairs[-1] if self._pairs else 0
+    def items(self) -> ItemsView[Owner, int]:
+        return _Items(self)
+
+    def named(self) -> Iterator[tuple[Owner, int]]:
+        """Without a dict, which takes most of the time where all are wanted once."""
+        found = zip(map(self._owners.__getitem__, self._pairs[::2]), self._pairs[1::2], strict=True)
+        return ((owner, depth) for owner, depth in found if owner is not None)
 
     def _as_dict(self) -> dict[Owner, int]:
         if self._by_owner is None:
-            named = zip(map(self._owners.__getitem__, self._pairs[::2]), self._pairs[1::2], strict=True)
-            self._by_owner = {owner: depth for owner, depth in named if owner is not None}
+            self._by_owner = dict(self.named())
         return self._by_owner
 
-    def items(self) -> ItemsView[Owner, int]:
-        return self._as_dict().items()
+
+class _Items(ItemsView[Owner, int]):
+    _mapping: Depths
+
+    def __iter__(self) -> Iterator[tuple[Owner, int]]:
+        return self._mapping.named()

@@ -182,12 +182,14 @@ class Catalog:
     def match(self, model: str, keys: Sequence[int], now: float) -> tuple[Match, ...]:
         """By events and, where that is more, by prediction."""
         found = self.content.match(model, keys)
-        told = [Match(instance_id=owner.instance_id, tier=owner.tier, depth=depth) for owner, depth in found.items()]
+        # A thousand may share a prompt: positions and one small dict where keywords and a `Depths` as dict take twice the time.
+        told = [Match(owner.instance_id, owner.tier, depth) for owner, depth in found.items()]
         predicted = self.predictions.match(model, keys, now)
+        in_g1 = {match.instance_id: match.depth for match in told if match.tier == G1} if predicted else {}
         more = [
-            Match(instance_id=worker_id, tier=G1, depth=depth, predicted=True)
+            Match(worker_id, G1, depth, True)
             for worker_id, depth in predicted.items()
-            if depth > found.get(Owner(worker_id, G1), 0)
+            if depth > in_g1.get(worker_id, 0)
         ]
         return (*more, *told)
 

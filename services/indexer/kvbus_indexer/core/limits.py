@@ -20,5 +20,3 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     confirm_s: float = 2.0
     approximate_ttl_s: float = 120.0
     events_grace_s: float = 30.0
-    max_used_prefixes: int = 1024
-    use_halving_s: float = 600.0
