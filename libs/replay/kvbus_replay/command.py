@@ -50,6 +50,10 @@ def main(argv: Sequence[str]) -> int:
     except (TraceError, BadSettings, PlottingMissing) as problem:
         print(f"kvbus replay: {problem}", file=sys.stderr)
         return 2
+    for path in (arguments.json, arguments.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            print(f"kvbus replay: there is no folder {path.parent}", file=sys.stderr)
+            return 2
     shape = _shape(arguments, trace)
     make_index = index_maker(lambda text: print(f"kvbus replay: {text}", file=sys.stderr))
     runs = []
@@ -131,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole result")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it (needs matplotlib: extra plot)")
     parser.add_argument("--seed", type=int, default=0, help="of what policies leave to chance")
-    parser.add_argument("--max-calls", type=int, default=0, metavar="N", help="only the first N calls of the trace")
+    parser.add_argument("--max-calls", type=_count, default=0, metavar="N", help="only the first N calls of the trace")
     parser.add_argument(
         "--mooncake-block-size", type=_positive, default=BLOCK_TOKENS, metavar="TOKENS", help="of a hash id"
     )
@@ -139,13 +143,13 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument("--kv-tokens", type=_positive, default=shape.kv_tokens, help="what its KV blocks hold")
     engine.add_argument("--max-num-seqs", type=_positive, default=shape.max_num_seqs)
     engine.add_argument("--max-batched-tokens", type=_positive, default=shape.max_batched_tokens)
-    engine.add_argument("--prefill-tokens-per-s", type=float, default=shape.timing.prefill_tokens_per_s)
-    engine.add_argument("--speedup", type=float, default=1.0, help="all times of the engine divided by this")
+    engine.add_argument("--prefill-tokens-per-s", type=_rate, default=shape.timing.prefill_tokens_per_s)
+    engine.add_argument("--speedup", type=_rate, default=1.0, help="all times of the engine divided by this")
     host, tier = parser.add_argument_group("each host"), HostShape()
-    host.add_argument("--g2-tokens", type=int, default=0, help="what kvbm holds in its memory (0: there is no kvbm)")
+    host.add_argument("--g2-tokens", type=_count, default=0, help="what kvbm holds in its memory (0: there is no kvbm)")
     host.add_argument("--workers-per-host", type=_positive, default=tier.workers)
     host.add_argument(
-        "--copy-tokens-per-s", type=float, default=tier.copy_tokens_per_s, help="of a worker, to or from its host"
+        "--copy-tokens-per-s", type=_rate, default=tier.copy_tokens_per_s, help="of a worker, to or from its host"
     )
     return parser
 
@@ -154,4 +158,18 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be positive")
     return value

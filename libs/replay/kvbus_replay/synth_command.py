@@ -41,15 +41,15 @@ HELP = {
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     values = {name: getattr(arguments, name) for name in HELP}
-    shape = msgspec.convert(values, Shape)
     calls = tokens = 0
     try:
+        shape = msgspec.convert(values, Shape)
         with _output(arguments.file) as file:
             for line in synthesize(shape, arguments.seed):
                 file.write(encode_line(line) + b"\n")
                 if isinstance(line, CallLine):
                     calls, tokens = calls + 1, tokens + line.prompt_tokens
-    except (OSError, ValueError) as problem:
+    except (OSError, msgspec.ValidationError) as problem:
         print(f"kvbus trace synth: {problem}", file=sys.stderr)
         return 2
     print(f"{arguments.file}: {shape.sessions} sessions, {calls} calls, {tokens / max(calls, 1):,.0f} tokens a prompt")

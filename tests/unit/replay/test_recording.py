@@ -103,7 +103,9 @@ def test_neither_names_nor_keys_of_the_bus_are_in_the_trace() -> None:
     line = bus.lines()[0]
     assert not {1, 2} & set(line.hashes)
     assert b"secret" not in encode_line(line)
-    assert (line.tenant, line.id, line.session) == ("t0", "c0", "s0")
+    assert (line.id, line.session) == ("c0", "s0")
+    assert line.tenant
+    assert "acme" not in line.tenant
 
 
 def test_the_same_blocks_look_different_in_each_recording() -> None:
@@ -160,3 +162,34 @@ def test_the_oldest_sessions_are_forgotten_at_the_limit_of_blocks() -> None:
         bus.placed(f"r{number}", numbers, at_s=2.0 * number)
         bus.finished(f"r{number}", at_s=2.0 * number + 1)
     assert [call.after for call in bus.calls()] == [(), (), ()]
+
+
+def test_equal_prompts_at_the_same_moment_take_no_more_memory_than_the_limit_says() -> None:
+    bus = Bus(blocks=10)
+    for number in range(50):
+        bus.placed(f"r{number}", [1, 2, 3], at_s=0.0)
+        bus.placed(f"short{number}", [], at_s=0.0)
+        for name in (f"r{number}", f"short{number}"):
+            bus.finished(name, at_s=1.0)
+    assert len(bus.lines()) == 100
+    assert sum(len(session.hashes) for session in bus.recorder._sessions.values()) <= 10
+    assert len(bus.recorder._sessions) <= 4
+
+
+def test_what_lies_below_a_system_prompt_is_not_remembered_one_by_one() -> None:
+    bus = Bus()
+    for number in range(2, 100):
+        bus.stored(1, number)
+    assert list(bus.recorder._links.values()) == [None]
+    bus.stored(1, 2)
+    bus.placed("one", [1], at_s=0.0)
+    bus.finished("one", at_s=1.0)
+    assert bus.lines()[0].output_hashes == []
+
+
+def test_one_tenant_has_one_name_in_a_recording() -> None:
+    bus = Bus()
+    for name in ("one", "two"):
+        bus.placed(name, [1], at_s=0.0)
+        bus.finished(name, at_s=1.0)
+    assert len({line.tenant for line in bus.lines()}) == 1

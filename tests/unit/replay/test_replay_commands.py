@@ -25,9 +25,45 @@ def test_equal_arguments_write_equal_files(trace: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == trace.read_bytes()
 
 
-def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert synth_command.main([str(tmp_path / "t"), "--user-tokens", "9", "1"]) == 2
-    assert "kvbus trace synth:" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--user-tokens", "9", "1"],
+        ["--sessions-per-s", "0"],
+        ["--harnesses", "0"],
+        ["--block-size", "0"],
+        ["--system-tokens", "0", "5"],
+        ["--pause-s", "-1", "5"],
+        ["--fan-out", "1.5"],
+        ["--typical-calls", "nan"],
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_before_a_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert synth_command.main([str(tmp_path / "t"), *flags]) == 2
+    assert flags[0][2:].replace("-", "_") in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "flags", [["--speedup", "0"], ["--prefill-tokens-per-s", "-1"], ["--copy-tokens-per-s", "0"], ["--max-calls", "-1"]]
+)
+def test_rates_that_cannot_be_are_refused(tmp_path: Path, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main([str(tmp_path / "t"), *flags])
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_results_that_cannot_be_written_are_refused_before_anything_runs(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert command.main([str(trace), flag, str(tmp_path / "not" / "there")]) == 2
+    printed = capsys.readouterr()
+    assert "there is no folder" in printed.err
+    assert " hit " not in printed.out
 
 
 def test_every_policy_that_is_asked_for_has_a_line_and_an_entry(

@@ -152,6 +152,15 @@ def test_a_made_up_trace_is_the_same_for_the_same_seed_and_reads_back_compressed
     assert len(trace.calls) == sum(b'"kind":"call"' in line for line in lines)
 
 
+def test_a_damaged_file_is_an_error_with_its_name(tmp_path: Path) -> None:
+    packed = gzip.compress(b"".join(encode_line(line) + b"\n" for line in synthesize(Shape(sessions=1), 1)))
+    for name, data in (("cut", packed[:-100]), ("torn", packed[:200] + bytes(50) + packed[250:])):
+        file = tmp_path / f"{name}.gz"
+        file.write_bytes(data)
+        with pytest.raises(TraceError, match=name):
+            read_trace(file)
+
+
 def test_made_up_sessions_have_the_published_shape() -> None:
     shape = Shape(sessions=60, sessions_per_s=1.0)
     calls = [line for line in synthesize(shape, 1) if isinstance(line, CallLine)]

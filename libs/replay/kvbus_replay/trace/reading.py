@@ -1,6 +1,7 @@
 """Opens a trace of either format, compressed or not."""
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -29,7 +30,7 @@ def read_trace(path: Path, *, mooncake_block_size: int = BLOCK_TOKENS, max_calls
                 return Trace(path.name, reader.block_size, calls)
             calls = _take(read_mooncake(name, lines, mooncake_block_size), max_calls)
             return Trace(path.name, mooncake_block_size, calls)
-    except (OSError, EOFError) as problem:
+    except (OSError, EOFError, zlib.error) as problem:
         raise TraceError(name, 0, str(problem)) from problem
 
 

@@ -5,7 +5,7 @@ earlier prompt continues that session. The keys become hashes under a secret of 
 prompt looks different in each recording, and nobody can look up a guessed text in one.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
@@ -21,8 +21,8 @@ _HASH_BYTES = 8
 
 
 class RecordingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered; the oldest is forgotten first. ``open_calls``: calls without an end; ``blocks``: of known sessions;
-    ``links``: stored blocks, to find those of an output. ``settle_s``: how long after its end a call waits for events."""
+    """What is remembered; the oldest is forgotten first. ``open_calls``: calls without an end; ``blocks``: of known sessions, once
+    for each; ``links``: stored blocks, to find those of an output. ``settle_s``: how long after its end a call waits for events."""
 
     open_calls: int = 10_000
     blocks: int = 4_000_000
@@ -66,12 +66,13 @@ class Recorder:
         self._secret = secret
         self._limits = limits
         self._open: OrderedDict[str, _Open] = OrderedDict()
-        self._ended: list[_Open] = []
-        self._links: OrderedDict[tuple[str, bytes], list[bytes]] = OrderedDict()
+        self._ended: deque[_Open] = deque()
+        # What a worker stored below a block, as long as that was the same each time; None: several, as below a system prompt.
+        self._links: OrderedDict[tuple[str, bytes], bytes | None] = OrderedDict()
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._holder: dict[int, str] = {}
+        self._blocks = 0
         self._placed = 0
-        self._tenants: dict[str, str] = {}
 
     @property
     def header(self) -> Header:
@@ -111,7 +112,7 @@ class Recorder:
     def take(self, now_s: float) -> Iterator[CallLine]:
         """Calls that ended long enough ago, in the order in which they ended."""
         while self._ended and (self._ended[0].ended_at_s or 0.0) + self._limits.settle_s <= now_s:
-            yield self._line(self._ended.pop(0))
+            yield self._line(self._ended.popleft())
 
     def take_all(self) -> Iterator[CallLine]:
         """The recording is over; calls that have not ended are left out."""
@@ -120,9 +121,8 @@ class Recorder:
         self._open.clear()
 
     def _link(self, worker_id: str, parent: bytes, key: bytes) -> None:
-        children = self._links.setdefault((worker_id, parent), [])
-        if key not in children:
-            children.append(key)
+        place = (worker_id, parent)
+        self._links[place] = key if self._links.get(place, key) == key else None
         while len(self._links) > self._limits.links:
             self._links.popitem(last=False)
 
@@ -133,10 +133,10 @@ class Recorder:
         above = prompt_keys[-1] if prompt_keys else ROOT
         keys: list[bytes] = []
         while len(keys) < most:
-            children = self._links.get((decision.worker_id, above), ())
-            if len(children) != 1:
+            child = self._links.get((decision.worker_id, above))
+            if child is None:
                 break
-            above = children[0]
+            above = child
             keys.append(above)
         return keys
 
@@ -166,14 +166,15 @@ class Recorder:
             after=after,
             pause_s=round(pause_s, 6),
             trigger="tool" if continues else "user",
-            tenant=self._tenants.setdefault(decision.tenant, f"t{len(self._tenants)}") if decision.tenant else "",
+            tenant=f"t{self._hash(decision.tenant.encode()):016x}" if decision.tenant else "",
         )
         self._remember(_Session(session, hashes + output, len(hashes), call_id, call.ended_at_s or 0.0))
         self.counts.calls += 1
         return line
 
-    def _hash(self, key: bytes) -> int:
-        return int.from_bytes(blake2b(key, digest_size=_HASH_BYTES, key=self._secret).digest(), "little")
+    def _hash(self, name: bytes) -> int:
+        """Of a key or a tenant."""
+        return int.from_bytes(blake2b(name, digest_size=_HASH_BYTES, key=self._secret).digest(), "little")
 
     def _longest(self, hashes: Sequence[int]) -> tuple[_Session | None, int]:
         """The session that shares most leading blocks, and how many. A known block implies that its prefix is known."""
@@ -194,13 +195,17 @@ class Recorder:
         before = self._sessions.pop(session.name, None)
         if before is not None:
             self._forget(before, keep=session.hashes)
+        if not session.hashes:
+            return  # nothing can continue it
         self._sessions[session.name] = session
+        self._blocks += len(session.hashes)
         self._holder.update(dict.fromkeys(session.hashes, session.name))
-        while len(self._holder) > self._limits.blocks and len(self._sessions) > 1:
+        while self._blocks > self._limits.blocks and len(self._sessions) > 1:
             _, oldest = self._sessions.popitem(last=False)
             self._forget(oldest, keep=())
 
     def _forget(self, session: _Session, keep: Sequence[int]) -> None:
+        self._blocks -= len(session.hashes)
         staying = set(keep)
         for block in session.hashes:
             if block not in staying and self._holder.get(block) == session.name:

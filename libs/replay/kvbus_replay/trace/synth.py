@@ -14,6 +14,8 @@ import msgspec
 
 from kvbus_replay.trace.agent_format import FORMAT_VERSION, CallLine, Header, Line, PrefixLine
 
+_SHARES = ("reasoning_share", "fan_out")
+
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Lengths in tokens. Pairs are the least and the most of what is drawn evenly, ``system_tokens`` evenly in the logarithm;
@@ -44,6 +46,19 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     compaction_tokens: int = 120_000
     summary_tokens: tuple[int, int] = (800, 2_500)
     block_size: int = 16
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what cannot be drawn from."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, bool):
+                continue
+            least, most = value if isinstance(value, tuple) else (value, value)
+            if name in _SHARES:
+                if not 0 <= value <= 1:
+                    raise ValueError(f"{name} must be between 0 and 1")
+            elif not least <= most or least < 0 or (not least and name != "pause_s"):
+                raise ValueError(f"{name} must be positive, and the least not more than the most")
 
 
 class _Prefix(msgspec.Struct, frozen=True):
