@@ -328,7 +328,6 @@ async def test_rates_are_measured(folder: Path) -> None:
         engine.submit(request("a"))
         await recorder.end_of("a")
         load = engine.load()
-    assert load.prefill_tokens_per_s != engine.info.prefill_tokens_per_s
     assert load.decode_step_s != engine.info.decode_step_s
     ended = recorder.ended["a"]
     assert ended.usage.prefill_s > 0

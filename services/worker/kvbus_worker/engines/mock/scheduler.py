@@ -27,10 +27,10 @@ from kvbus_worker.engines.mock.speech import Speech
 from kvbus_worker.engines.mock.text import Text, TokenText
 from kvbus_worker.engines.mock.timing import StepWork, TimingModel
 from kvbus_worker.engines.shared_prompts import SharedPrompts
+from kvbus_worker.engines.step_rates import StepRates
 
 _rank = attrgetter("rank")
 
-_EWMA_WEIGHT = 0.2
 _LONGEST_IDLE_STEP_S = 0.02
 """Of a step that only waits for output to be due: so long may a cancellation or a new request wait."""
 
@@ -69,8 +69,9 @@ class MockScheduler:
         self._cancelled: list[Sequence] = []
         self._prompts: SharedPrompts[Sequence] = SharedPrompts()
         self._arrivals = 0
-        self._prefill_tokens_per_s = timing.prior_prefill_tokens_per_s(limits.max_batched_tokens)
-        self._decode_step_s = timing.prior_decode_step_s()
+        self._rates = StepRates(
+            timing.prior_prefill_tokens_per_s(limits.max_batched_tokens), timing.prior_decode_step_s()
+        )
         self.preemptions = 0
 
     @property
@@ -188,7 +189,7 @@ class MockScheduler:
                 ended.append(sequence.ended("cancelled"))
                 self._leave(sequence)
         self._cancelled.clear()
-        self._measure(step)
+        self._rates.observe(step.work.prefill_tokens, step.work.decode_seqs, step.duration_s, step.repeats)
         return StepOutput(
             started=tuple(started), deltas=tuple(deltas), ended=tuple(ended), blocks=self.cache.take_events()
         )
@@ -201,8 +202,8 @@ class MockScheduler:
             + sum(len(s.text) - s.expected_hit for s in self._waiting),
             used_blocks=self.cache.in_use,
             total_blocks=self.limits.total_blocks,
-            prefill_tokens_per_s=self._prefill_tokens_per_s,
-            decode_step_s=self._decode_step_s,
+            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
+            decode_step_s=self._rates.decode_step_s,
         )
 
     def check_integrity(self) -> None:
@@ -353,13 +354,3 @@ class MockScheduler:
         """How long a step without work lasts when output is not due yet."""
         held = [sequence.due_at - now for sequence in self._running if sequence.due_at > now]
         return min(*held, _LONGEST_IDLE_STEP_S) if held else 0.0
-
-    def _measure(self, step: Step) -> None:
-        if step.duration_s <= 0:
-            return
-        if step.work.prefill_tokens > step.work.decode_seqs:
-            rate = step.work.prefill_tokens / step.duration_s
-            self._prefill_tokens_per_s += _EWMA_WEIGHT * (rate - self._prefill_tokens_per_s)
-        elif step.work.decode_seqs:
-            weight = 1 - (1 - _EWMA_WEIGHT) ** step.repeats
-            self._decode_step_s += weight * (step.duration_s / step.repeats - self._decode_step_s)

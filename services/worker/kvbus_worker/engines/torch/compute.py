@@ -16,6 +16,7 @@ from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob
 from kvbus_wire.packing import pack_tokens
 from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput
+from kvbus_worker.engines.step_rates import StepRates
 from kvbus_worker.engines.torch import weights
 from kvbus_worker.engines.torch.attention import Segment
 from kvbus_worker.engines.torch.block_pool import BlockPool
@@ -23,7 +24,6 @@ from kvbus_worker.engines.torch.config import ModelConfig
 from kvbus_worker.engines.torch.guide import Guide
 from kvbus_worker.engines.torch.kv_cache import KvCache
 from kvbus_worker.engines.torch.model import StepInput, Transformer
-from kvbus_worker.engines.torch.rates import Rates
 from kvbus_worker.engines.torch.sampler import Drawn, Row, SamplerState, sample
 from kvbus_worker.engines.torch.scheduler import Chunk, Limits, Scheduler
 from kvbus_worker.engines.torch.sequence import StopRule, TokenSequence
@@ -57,7 +57,7 @@ class Compute:
             max_batched_tokens=info.max_batched_tokens,
         )
         self.scheduler = Scheduler(limits, self.pool)
-        self.rates = Rates(*self._trial(info))
+        self.rates = StepRates(*self._trial(info))
         self.info = describe(
             settings, config, info.total_blocks, self.rates.prefill_tokens_per_s, self.rates.decode_step_s
         )

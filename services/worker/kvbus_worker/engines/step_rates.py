@@ -1,0 +1,33 @@
+"""How fast an engine is, from its own steps. Pure."""
+
+_WINDOW_TOKENS = 8192
+_DECODE_WEIGHT = 0.1  # of the newest step in the moving average
+
+
+class StepRates:
+    """Prefill over the last 8,192 tokens or so, and a moving average of pure decode steps.
+
+    Every step has a part that does not depend on its tokens: reading the weights, launching kernels. A pure decode step is little
+    else, so its time is taken off a step with prefill, and a step of which that is the greater part says nothing about prefill:
+    the few new tokens of an agent's turn would pass for a slow engine otherwise.
+    """
+
+    def __init__(self, prefill_tokens_per_s: float, decode_step_s: float) -> None:
+        self._window_s = _WINDOW_TOKENS / prefill_tokens_per_s
+        self.decode_step_s = decode_step_s
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return _WINDOW_TOKENS / self._window_s
+
+    def observe(self, prefill_tokens: int, decode_seqs: int, step_s: float, steps: int = 1) -> None:
+        """``steps`` equal steps of pure decode may come as one, with their whole time."""
+        if step_s <= 0:
+            return
+        if prefill_tokens:
+            prefill_s = step_s - self.decode_step_s
+            if prefill_s > self.decode_step_s:
+                self._window_s = (self._window_s + prefill_s) * _WINDOW_TOKENS / (_WINDOW_TOKENS + prefill_tokens)
+        elif decode_seqs:
+            weight = 1 - (1 - _DECODE_WEIGHT) ** steps
+            self.decode_step_s += weight * (step_s / steps - self.decode_step_s)
