@@ -46,7 +46,7 @@ def run(settings: CommonSettings, service: str, ask: Callable[[Bus], Coroutine[A
         # What a task of the bus raised arrives in an exception group.
         cause = first_cause(problem)
         if isinstance(cause, TimeoutError):
-            raise NotAnswered(f"no bus at {settings.nats}") from problem
+            raise NotAnswered(f"no bus at {settings.nats_shown}") from problem
         if isinstance(cause, RequestFailed) and cause.code is ErrorCode.UNAVAILABLE:
             raise NotAnswered(f"no {service} answers in the namespace {settings.namespace!r}") from problem
         if isinstance(cause, (NotAnswered, RequestFailed, UnsupportedServer)):

@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         known = (BadSettings, JetStreamRefused, OSError, RequestFailed, TimeoutError, UnsupportedServer, _NoModel)
         if not isinstance(cause, known):
             raise
-        print(f"kvbus trace record: {str(cause) or f'no bus at {settings.nats}'}", file=sys.stderr)
+        print(f"kvbus trace record: {str(cause) or f'no bus at {settings.nats_shown}'}", file=sys.stderr)
         return 1
 
 

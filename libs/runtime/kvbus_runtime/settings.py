@@ -102,6 +102,11 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     def nats_urls(self) -> list[str]:
         return [url.strip() for url in self.nats.split(",") if url.strip()]
 
+    @property
+    def nats_shown(self) -> str:
+        """The same for people and logs: without users and passwords."""
+        return _without_secrets(self.nats)
+
 
 S = TypeVar("S", bound=CommonSettings)
 
@@ -134,9 +139,13 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def _without_secrets(text: str) -> str:
+    return _URL_SECRET.sub(f"://{MASK}@", text)
+
+
 def _check_nats_url(url: str) -> None:
     """The parts that nats-py trips over. Raise ValueError."""
-    shown = _URL_SECRET.sub(f"://{MASK}@", url)
+    shown = _without_secrets(url)
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         usable = parts.scheme in _NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
@@ -341,7 +350,7 @@ def effective(settings: CommonSettings) -> dict[str, Any]:
         if spec.flag.secret and value:
             value = MASK
         elif isinstance(value, str):
-            value = _URL_SECRET.sub(f"://{MASK}@", value)
+            value = _without_secrets(value)
         shown[name] = value
     return shown
 

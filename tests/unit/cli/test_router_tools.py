@@ -13,8 +13,9 @@ from kvbus_cli.asking import Reply
 from kvbus_cli.prompt.keys import KeyedPrompt, request_of
 from kvbus_cli.prompt.request_file import BadRequestFile
 from kvbus_cli.router.explain import route_request
-from kvbus_cli.router.limits import DISAGREE, FAILED, LimitSettings, status
-from kvbus_cli.router.tables import explanation_lines, explanation_table, limits_lines, limits_table, plain
+from kvbus_cli.router.limits import DISAGREE, LimitSettings, status
+from kvbus_cli.router.tables import explanation_lines, explanation_table, limits_lines, limits_table
+from kvbus_cli.tool import FAILED, print_json
 from kvbus_testkit.wire_samples import EXPLANATION, WORKER_LIMITS
 from kvbus_wire.router import RouterLimits, SetLimits, WorkerLimits
 
@@ -52,8 +53,9 @@ def test_a_prompt_that_was_not_placed_says_so() -> None:
     assert "nothing was placed" in shown(*explanation_lines(told))
 
 
-def test_json_holds_fields_that_have_their_default_too() -> None:
-    told = json.loads(msgspec.json.encode(plain(EXPLANATION)))
+def test_json_holds_fields_that_have_their_default_too(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(EXPLANATION)
+    told = json.loads(capsys.readouterr().out)
     assert told["workers"][1] == {**told["workers"][1], "verdict": "draining", "cost_s": 0.0, "onboard": []}
 
 

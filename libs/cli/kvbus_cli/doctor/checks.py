@@ -49,7 +49,7 @@ class EventStream(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """``server``: of the bus, with its version. ``stream``: None when there is none."""
+    """``server``: address of the bus, without secrets, and namespace. ``stream``: None when there is none."""
 
     server: str
     instances: list[InstanceRecord]

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
 
 import msgspec
 from rich.console import Console
@@ -11,21 +10,12 @@ from rich.text import Text
 from kvbus_cli.asking import NotAnswered, ask_each, instances, run
 from kvbus_cli.doctor.checks import EventStream, Facts, Finding, Level, findings
 from kvbus_cli.services import SERVICES
-from kvbus_runtime import log as logs
+from kvbus_cli.tool import FAILED, ToolSettings, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.event_log import EventLog
-from kvbus_runtime.settings import CommonSettings, Flag, parse_settings
 from kvbus_wire.indexer import DescribeIndex, IndexDescription
 
-FAILED = 1
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "red"}
-
-
-class DoctorSettings(CommonSettings, frozen=True, kw_only=True):
-    """Where the bus is, and the form of the answer."""
-
-    json: Annotated[bool, Flag("for tools")] = False
-    log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "error"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -36,22 +26,20 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = parse_settings(
-        DoctorSettings,
-        service="cli",
-        prog="kvbus doctor",
-        description="Look at the bus and all that is registered on it, and say what is missing or does not fit together. "
+    settings = tool_settings(
+        ToolSettings,
+        "doctor",
+        "Look at the bus and all that is registered on it, and say what is missing or does not fit together. "
         f"The exit status is {FAILED} when there is a problem, 0 with warnings only.",
-        argv=argv,
+        argv,
     )
-    logs.configure(settings.log_level, settings.log_format)
     try:
         told = findings(run(settings, "instance", gather))
     except NotAnswered as failure:
         told = [Finding(Level.PROBLEM, "bus", str(failure))]
     report = Report(all(finding.level is not Level.PROBLEM for finding in told), told)
     if settings.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
         _show(report)
     return 0 if report.healthy else FAILED
@@ -63,7 +51,7 @@ async def gather(bus: Bus) -> Facts:
     stream = await EventLog(bus).info()
     asked = any(record.service == "indexer" for record in records)
     return Facts(
-        server=f"{bus.settings.nats}, namespace {bus.settings.namespace!r}",
+        server=f"{bus.settings.nats_shown}, namespace {bus.settings.namespace!r}",
         instances=records,
         stream=None
         if stream is None

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         cause = first_cause(problem)
         if not isinstance(cause, (BadSettings, JetStreamRefused, RequestFailed, TimeoutError, UnsupportedServer)):
             raise
-        print(f"kvbus events: {str(cause) or f'no bus at {settings.nats}'}", file=sys.stderr)
+        print(f"kvbus events: {str(cause) or f'no bus at {settings.nats_shown}'}", file=sys.stderr)
         return 2 if isinstance(cause, BadSettings) else 1
 
 

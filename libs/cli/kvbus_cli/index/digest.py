@@ -7,15 +7,8 @@ from typing import Annotated
 import msgspec
 
 from kvbus_cli.asking import NotAnswered, Reply, ask_each, run
-from kvbus_cli.index.settings import (
-    FAILED,
-    IndexToolSettings,
-    failed,
-    print_json,
-    print_table,
-    right_aligned,
-    settings_of,
-)
+from kvbus_cli.index.tables import print_table, right_aligned
+from kvbus_cli.tool import FAILED, ToolSettings, failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.settings import Flag
 from kvbus_wire.indexer import DigestIndex, FeedDigest, IndexDigest
@@ -24,7 +17,7 @@ DIFFERENT = 3
 PAUSE_S = 0.25
 
 
-class DigestSettings(IndexToolSettings, frozen=True, kw_only=True):
+class DigestSettings(ToolSettings, frozen=True, kw_only=True):
     """One look, or several until they agree."""
 
     wait_s: Annotated[float, Flag("look again for so long until they are equal: events may be on their way")] = 0.0
@@ -41,11 +34,11 @@ class Digests(msgspec.Struct, frozen=True):
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = settings_of(
+    settings = tool_settings(
         DigestSettings,
-        "digest",
+        "index digest",
         f"Show a digest of the content of each indexer; the exit status is {DIFFERENT} when they are not equal.",
-        list(argv),
+        argv,
     )
 
     async def ask(bus: Bus) -> Digests:
@@ -60,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         told = run(settings, "indexer", ask)
     except NotAnswered as failure:
-        return failed("digest", failure)
+        return failed("index digest", failure)
     if settings.json:
         print_json(told)
     else:

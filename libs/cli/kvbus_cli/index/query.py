@@ -1,37 +1,18 @@
 """`kvbus index query`: who holds how much of a prompt."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import msgspec
 
+from kvbus_blocks.keys import KEY_BYTES
 from kvbus_cli.asking import NotAnswered, ask_one, run
-from kvbus_cli.index.settings import (
-    IndexToolSettings,
-    failed,
-    print_json,
-    print_table,
-    right_aligned,
-    settings_of,
-)
+from kvbus_cli.index.tables import print_table, right_aligned
 from kvbus_cli.prompt.client import PromptFailed
-from kvbus_cli.prompt.keys import KeyedPrompt, keyed_prompt, request_of
+from kvbus_cli.prompt.keys import KeyedPrompt, PromptSettings
 from kvbus_cli.prompt.request_file import BadRequestFile
-from kvbus_cli.server_address import DEFAULT_URL
+from kvbus_cli.tool import failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
-from kvbus_runtime.settings import Flag
 from kvbus_wire.indexer import IndexQuery, IndexReply, Match
-
-
-class QuerySettings(IndexToolSettings, frozen=True, kw_only=True):
-    """A prompt in one of three forms."""
-
-    messages: Annotated[str, Flag("a request's body (JSON; - is the standard input)", metavar="FILE")] = ""
-    text: Annotated[str, Flag("a prompt as it is, without a chat template")] = ""
-    tokens: Annotated[str, Flag("a prompt as token ids, separated by commas", metavar="IDS")] = ""
-    model: Annotated[str, Flag("model of the prompt (empty: that of the body)", metavar="NAME")] = ""
-    url: Annotated[str, Flag("a frontend, which makes the block keys of the prompt")] = DEFAULT_URL
-    api_key: Annotated[str, Flag("sent to it as bearer token", secret=True)] = ""
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -55,13 +36,11 @@ class Holdings(msgspec.Struct, frozen=True):
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = settings_of(
-        QuerySettings, "query", "Show which instances hold how much of a prompt, in which tier.", list(argv)
+    settings = tool_settings(
+        PromptSettings, "index query", "Show which instances hold how much of a prompt, in which tier.", argv
     )
     try:
-        asked = request_of(model=settings.model, text=settings.text, tokens=settings.tokens, messages=settings.messages)
-        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-        prompt = keyed_prompt(settings.url, asked, headers)
+        prompt = settings.keyed()
 
         async def ask(bus: Bus) -> IndexReply:
             query = IndexQuery(model=prompt.model, keys=prompt.keys, counts=False)
@@ -70,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
         told = holdings(prompt, run(settings, "indexer", ask).matches)
     except (BadRequestFile, NotAnswered, PromptFailed) as failure:
-        return failed("query", failure)
+        return failed("index query", failure)
     if settings.json:
         print_json(told)
         return 0
@@ -91,4 +70,4 @@ def holdings(prompt: KeyedPrompt, matches: Sequence[Match]) -> Holdings:
         for match in matches
     ]
     lines.sort(key=lambda line: (-line.blocks, line.tier, line.instance_id, line.predicted))
-    return Holdings(prompt.model, prompt.tokens, len(prompt.keys) // 16, prompt.block_size, lines)
+    return Holdings(prompt.model, prompt.tokens, len(prompt.keys) // KEY_BYTES, prompt.block_size, lines)

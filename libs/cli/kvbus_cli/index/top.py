@@ -6,21 +6,14 @@ from typing import Annotated
 import msgspec
 
 from kvbus_cli.asking import NotAnswered, ask_each, run
-from kvbus_cli.index.settings import (
-    FAILED,
-    IndexToolSettings,
-    failed,
-    print_json,
-    print_table,
-    right_aligned,
-    settings_of,
-)
+from kvbus_cli.index.tables import print_table, right_aligned
+from kvbus_cli.tool import FAILED, ToolSettings, failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.settings import Flag
 from kvbus_wire.indexer import IndexUse, ModelUse, RankPrefixes, UsedPrefix
 
 
-class TopSettings(IndexToolSettings, frozen=True, kw_only=True):
+class TopSettings(ToolSettings, frozen=True, kw_only=True):
     """Of all models, or of one."""
 
     model: Annotated[str, Flag("only this model", metavar="NAME")] = ""
@@ -36,11 +29,11 @@ class Use(msgspec.Struct, frozen=True):
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = settings_of(
+    settings = tool_settings(
         TopSettings,
-        "top",
+        "index top",
         "Show which prefixes are read most, how many instances hold them, and how often a block is read per write.",
-        list(argv),
+        argv,
     )
 
     async def ask(bus: Bus) -> list[IndexUse]:
@@ -54,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         use = together(run(settings, "indexer", ask), settings.limit)
     except NotAnswered as failure:
-        return failed("top", failure)
+        return failed("index top", failure)
     if settings.json:
         print_json(use)
     else:

@@ -1,12 +1,32 @@
 """The block keys of a prompt that is given as text, as tokens, or as the body of a request: a frontend makes them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from kvbus_cli.prompt.client import fetch_prompt
 from kvbus_cli.prompt.request_file import BadRequestFile, RequestFile, read_request
+from kvbus_cli.server_address import DEFAULT_URL
+from kvbus_cli.tool import ToolSettings
+from kvbus_runtime.settings import Flag
+
+
+class PromptSettings(ToolSettings, frozen=True, kw_only=True):
+    """A prompt in one of three forms, and the frontend that makes its block keys."""
+
+    messages: Annotated[str, Flag("a request's body (JSON; - is the standard input)", metavar="FILE")] = ""
+    text: Annotated[str, Flag("a prompt as it is, without a chat template")] = ""
+    tokens: Annotated[str, Flag("a prompt as token ids, separated by commas", metavar="IDS")] = ""
+    model: Annotated[str, Flag("model of the prompt (empty: that of the body)", metavar="NAME")] = ""
+    url: Annotated[str, Flag("a frontend, which makes the block keys of the prompt")] = DEFAULT_URL
+    api_key: Annotated[str, Flag("sent to it as bearer token", secret=True)] = ""
+
+    def keyed(self) -> "KeyedPrompt":
+        """Raise BadRequestFile, PromptFailed."""
+        asked = request_of(model=self.model, text=self.text, tokens=self.tokens, messages=self.messages)
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return keyed_prompt(self.url, asked, headers)
 
 
 class KeyedPrompt(msgspec.Struct, frozen=True):

@@ -1,61 +1,46 @@
 """`kvbus router explain`: where a request went and why, or where one would go now."""
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
 from rich.console import Console
 
 from kvbus_cli.asking import NotAnswered, ask_each, ask_one, run
 from kvbus_cli.prompt.client import PromptFailed
-from kvbus_cli.prompt.keys import KeyedPrompt, keyed_prompt, request_of
+from kvbus_cli.prompt.keys import KeyedPrompt, PromptSettings
 from kvbus_cli.prompt.request_file import BadRequestFile
-from kvbus_cli.router.tables import explanation_lines, explanation_table, plain
-from kvbus_cli.server_address import DEFAULT_URL
-from kvbus_runtime import log as logs
+from kvbus_cli.router.tables import explanation_lines, explanation_table
+from kvbus_cli.tool import failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
-from kvbus_runtime.settings import CommonSettings, Flag, parse_settings
+from kvbus_runtime.settings import Flag
 from kvbus_wire.request import SessionRef
 from kvbus_wire.router import ExplainPlaced, ExplainRoute, RouteExplanation, RouteRequest
 
-FAILED = 1
 DEADLINE_S = 10.0
 
 
-class ExplainSettings(CommonSettings, frozen=True, kw_only=True):
+class ExplainSettings(PromptSettings, frozen=True, kw_only=True):
     """A placed request by its id, or a prompt in one of three forms."""
 
     request_id: Annotated[str, Flag("a request that was placed lately: the id of its response", metavar="ID")] = ""
-    messages: Annotated[str, Flag("a request's body (JSON; - is the standard input)", metavar="FILE")] = ""
-    text: Annotated[str, Flag("a prompt as it is, without a chat template")] = ""
-    tokens: Annotated[str, Flag("a prompt as token ids, separated by commas", metavar="IDS")] = ""
-    model: Annotated[str, Flag("model of the prompt (empty: that of the body)", metavar="NAME")] = ""
     session: Annotated[str, Flag("session of the request", metavar="ID")] = ""
     tenant: Annotated[str, Flag("cache salt of the request: whose session it is", metavar="SALT")] = ""
-    url: Annotated[str, Flag("a frontend, which makes the block keys of a prompt")] = DEFAULT_URL
-    api_key: Annotated[str, Flag("sent to it as bearer token", secret=True)] = ""
-    json: Annotated[bool, Flag("for tools")] = False
-    log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "error"
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = parse_settings(
+    settings = tool_settings(
         ExplainSettings,
-        service="cli",
-        prog="kvbus router explain",
-        description="Show what each worker would take for a request, in seconds, and which one got it.",
-        argv=argv,
+        "router explain",
+        "Show what each worker would take for a request, in seconds, and which one got it.",
+        argv,
     )
-    logs.configure(settings.log_level, settings.log_format)
     try:
         told = _placed(settings) if settings.request_id else _prompt(settings)
     except (BadRequestFile, NotAnswered, PromptFailed) as failure:
-        print(f"kvbus router explain: {failure}", file=sys.stderr)
-        return FAILED
+        return failed("router explain", failure)
     if settings.json:
-        print(msgspec.json.encode(plain(told)).decode())
+        print_json(told)
         return 0
     console = Console(highlight=False)
     for line in explanation_lines(told):
@@ -81,9 +66,7 @@ def _placed(settings: ExplainSettings) -> RouteExplanation:
 
 def _prompt(settings: ExplainSettings) -> RouteExplanation:
     """Raise BadRequestFile, NotAnswered, PromptFailed."""
-    asked = request_of(model=settings.model, text=settings.text, tokens=settings.tokens, messages=settings.messages)
-    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-    request = route_request(keyed_prompt(settings.url, asked, headers), settings.session, settings.tenant)
+    request = route_request(settings.keyed(), settings.session, settings.tenant)
 
     async def ask(bus: Bus) -> RouteExplanation:
         question = ExplainRoute(request=request)

@@ -1,24 +1,21 @@
 """`kvbus router limits`: which limits of workers are in force at the routers, and changing them while they run."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
 from rich.console import Console
 
 from kvbus_cli.asking import NotAnswered, Reply, ask_each, ask_one, run
-from kvbus_cli.router.tables import limits_lines, limits_table, plain
-from kvbus_runtime import log as logs
+from kvbus_cli.router.tables import limits_lines, limits_table
+from kvbus_cli.tool import FAILED, ToolSettings, failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
-from kvbus_runtime.settings import CommonSettings, Flag, parse_settings
+from kvbus_runtime.settings import Flag
 from kvbus_wire.router import GetLimits, RouterLimits, SetLimits, WorkerLimits
 
-FAILED = 1
 DISAGREE = 3
 
 
-class LimitSettings(CommonSettings, frozen=True, kw_only=True):
+class LimitSettings(ToolSettings, frozen=True, kw_only=True):
     """Without a change: show."""
 
     max_requests_per_worker: Annotated[int | None, Flag("requests placed on a worker (0: by its slots)")] = None
@@ -32,8 +29,6 @@ class LimitSettings(CommonSettings, frozen=True, kw_only=True):
     cordon: Annotated[tuple[str, ...], Flag("workers that get nothing new from now on")] = ()
     uncordon: Annotated[tuple[str, ...], Flag("workers that do again")] = ()
     reset: Annotated[tuple[str, ...], Flag("limits that are as the routers' settings say again, or all")] = ()
-    json: Annotated[bool, Flag("for tools")] = False
-    log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "error"
 
     @property
     def change(self) -> SetLimits | None:
@@ -48,14 +43,12 @@ class LimitSettings(CommonSettings, frozen=True, kw_only=True):
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = parse_settings(
+    settings = tool_settings(
         LimitSettings,
-        service="cli",
-        prog="kvbus router limits",
-        description="Show the limits of workers that are in force at each router, or change them for all routers.",
-        argv=argv,
+        "router limits",
+        "Show the limits of workers that are in force at each router, or change them for all routers.",
+        argv,
     )
-    logs.configure(settings.log_level, settings.log_format)
     change = settings.change
 
     async def ask(bus: Bus) -> list[Reply]:
@@ -67,11 +60,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         replies = run(settings, "router", ask)
     except NotAnswered as failure:
-        print(f"kvbus router limits: {failure}", file=sys.stderr)
-        return FAILED
+        return failed("router limits", failure)
     told = [reply.message for reply in replies if isinstance(reply.message, RouterLimits)]
     if settings.json:
-        print(msgspec.json.encode(plain(told)).decode())
+        print_json(told)
     else:
         console = Console(highlight=False)
         console.print(limits_table(told))
@@ -79,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
             console.print(line, soft_wrap=True)
     for reply in replies:
         if reply.problem:
-            print(f"kvbus router limits: {reply.instance_id}: {reply.problem}", file=sys.stderr)
+            failed("router limits", f"{reply.instance_id}: {reply.problem}")
     return status(replies)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -84,13 +83,6 @@ def _limit(limits: RouterLimits, name: str) -> str:
     value = getattr(limits.in_force, name)
     shown = (", ".join(value) or "-") if isinstance(value, tuple) else str(value)
     return f"{shown} *" if getattr(limits.stored, name) is not None else shown
-
-
-def plain(value: object) -> object:
-    """For JSON: messages with all their fields, also those that have their default, which the bus leaves out."""
-    if isinstance(value, msgspec.Struct):
-        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def limits_lines(told: Sequence[RouterLimits]) -> Iterator[Text]:
