@@ -28,13 +28,14 @@ MOST_LENGTH = 8.0
 
 class Weighed(msgspec.Struct, frozen=True):
     """``estimates``: of the workers that may take the request and have room; ``rejected``: the others. ``full``: of those that have
-    no room and compute a part of its prompt. ``session_worker_id``: who served the session last. ``unseen``: so many workers were
-    not looked at."""
+    no room and compute a part of its prompt. ``session_worker_id``: who served the session last; ``only``: the same, where the
+    request goes to no other. ``unseen``: so many workers were not looked at."""
 
     estimates: list[Estimate]
     full: list[Estimate]
     rejected: list[Rejected]
     session_worker_id: str
+    only: str
     unseen: int
 
 
@@ -96,6 +97,14 @@ class Chooser:
         """Whether there is a worker that may take the request, with room or without."""
         return any(why_not(worker, request, self.thresholds) is None for worker in self._those_for(request))
 
+    def may_take(self, worker_id: str, request: RouteRequest) -> bool:
+        worker = self._state.worker(worker_id)
+        return worker is not None and why_not(worker, request, self.thresholds) is None
+
+    def has_room_at(self, worker_id: str) -> bool:
+        worker = self._state.worker(worker_id)
+        return worker is not None and self.has_room(worker)
+
     def has_room(self, worker: Worker) -> bool:
         return why_no_room(worker, self.thresholds) is None
 
@@ -149,6 +158,7 @@ class Chooser:
             self._estimates(request, holders, full, bound),
             looked.rejected,
             bound,
+            only,
             len(roster) - looked.count,
         )
 

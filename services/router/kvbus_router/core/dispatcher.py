@@ -1,22 +1,22 @@
 """Places requests: at once when a worker has room and nobody waits before them, else in the order of the queue."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from random import Random
 
 import msgspec
 
 from kvbus_router.core.affinity import session_key
 from kvbus_router.core.choosing import Chooser
-from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.limits import Limits, Thresholds, Weights
 from kvbus_router.core.news import Heard
 from kvbus_router.core.placing import Placed, Placer
 from kvbus_router.core.policies import Outcome, RoutingPolicy
 from kvbus_router.core.policy_classes import PolicyClasses, Traits
-from kvbus_router.core.queue import WaitingQueue
+from kvbus_router.core.scheduling import QueueScheduler, Refused, Settled, pinned_gone, refused
 from kvbus_router.core.state import RouterState
 from kvbus_router.core.waiting import Item, WaitingRoom
-from kvbus_wire.errors import ErrorCode, ErrorReply
+from kvbus_wire.errors import ErrorCode
 from kvbus_wire.indexer import Match
 from kvbus_wire.load import LoadReport
 from kvbus_wire.records import InstanceRecord
@@ -28,19 +28,8 @@ ONE_CLASS = PolicyClasses()
 PLACED_ELSEWHERE = "another router has placed the request"
 
 
-class Refused(msgspec.Struct, frozen=True):
-    reply: ErrorReply
-
-
 class Queued(msgspec.Struct, frozen=True):
     """The outcome comes from a later `pump`."""
-
-
-class Settled(msgspec.Struct, frozen=True):
-    """What became of a request that had waited."""
-
-    request_id: str
-    outcome: Placed | Refused
 
 
 class Dispatcher:
@@ -63,7 +52,7 @@ class Dispatcher:
         self.room = WaitingRoom(limits)
         self._chooser = Chooser(self.state, limits, weights, policy, rng)
         self._placer = Placer(router_id, self.state, self._chooser, self.room, limits, weights, unix_ms)
-        self._classes = classes
+        self._scheduler = QueueScheduler(self.state, self._chooser, self._placer, self.room, limits, classes)
         self.affinity = self._chooser.affinity
         self.decisions = self._placer.decisions
 
@@ -102,7 +91,7 @@ class Dispatcher:
         """If the request waits, it does so no more: it is cancelled."""
         if self.room.remove(request_id) is None:
             return []
-        return [Settled(request_id, _refused(ErrorCode.CANCELLED, message, retryable=False))]
+        return [Settled(request_id, refused(ErrorCode.CANCELLED, message, retryable=False))]
 
     def joined(self, record: InstanceRecord, now: float) -> list[Settled]:
         """A record is new or has changed; see `RouterState.joined`."""
@@ -153,7 +142,7 @@ class Dispatcher:
     def set_classes(self, classes: PolicyClasses) -> None:
         """In force from now on; `pump` afterwards. Those who wait keep their place; what may run at a time is that of the class of
         the same name."""
-        self._classes = classes
+        self._scheduler.classes = classes
 
     def explain(self, request: RouteRequest, matches: Sequence[Match], now: float) -> RouteExplanation:
         """What would become of the request now. Nothing is placed."""
@@ -165,21 +154,15 @@ class Dispatcher:
 
     def pump(self, now: float) -> list[Settled]:
         """Serve those who wait as far as there is room, and send away those whose time is over."""
-        return [settled for model in self.room.models for settled in self._pump_model(model, now)]
+        return self._scheduler.pump(now)
 
     def next_due(self) -> float | None:
-        """When `pump` must be called at the latest."""
-        times = []
-        for item in self.room.items():
-            times.append(item.deadline)
-            if item.orphan_since is not None:
-                times.append(item.orphan_since + self.limits.worker_wait_s)
-            times += [until for until in (item.follows_until, item.class_deadline) if until is not None]
-        return min(times, default=None)
+        """When `pump` must be called at the latest; None: never."""
+        return self.room.due if self.room.due < inf else None
 
     def refuse_all(self, code: ErrorCode, message: str) -> list[Settled]:
         """The router stops: nobody waits any more."""
-        return [Settled(item.id, _refused(code, message, retryable=True)) for item in self.room.clear()]
+        return [Settled(item.id, refused(code, message, retryable=True)) for item in self.room.clear()]
 
     @property
     def prefix_waits(self) -> int:
@@ -218,28 +201,28 @@ class Dispatcher:
             is_sub_agent=request.session is not None and request.session.parent is not None,
             uncached_tokens=uncached,
         )
-        return Item(request, matches, deadline, now, self._classes.of(traits), uncached)
+        return Item(request, matches, deadline, now, self._scheduler.classes.of(traits), uncached)
 
     def _admit(self, item: Item, now: float) -> Placed | Refused | Queued:
         """After a `pump`: whoever waits now can use none of the room there is, or does not want to, so placing at once overtakes
         nobody."""
         request = item.request
         if item.deadline <= now:
-            return _refused(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", retryable=False)
+            return refused(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed", retryable=False)
         if not self.state.can_reserve():
             return Refused(self.room.overloaded(f"{self.state.reservations} requests are placed", self.waiting))
         may_run = self._chooser.may_run(request)
         if not may_run and request.pinned is not None:
-            return _pinned_gone(request)
+            return pinned_gone(request)
         if request.speculative and self.room.queue(request.model) is not None:
             return Refused(self.room.overloaded("others wait", self.waiting))
         placed = self._place(item, now)
         if placed is not None:
             return placed
-        if request.speculative:
-            return Refused(self.room.overloaded("no worker has room", self.waiting))
-        refusal = self.room.refusal(item)
+        full = self.room.overloaded("no worker has room", self.waiting) if request.speculative else None
+        refusal = full or self.room.refusal(item)
         if refusal is not None:
+            self.room.wait_for_any(item)
             return Refused(refusal)
         item.orphan_since = None if may_run else now
         self.room.add(item)
@@ -249,74 +232,5 @@ class Dispatcher:
         self.state.withdraw(request_id)
         return self.leave_queue(request_id, "the request came again")
 
-    def _pump_model(self, model: str, now: float) -> list[Settled]:
-        queue = self.room.queue(model)
-        if queue is None:
-            return []
-        settled = self._expire(queue, now)
-        while (served := self._serve_next(queue, model, now)) is not None:
-            settled.append(served)
-        return settled
-
-    def _expire(self, queue: WaitingQueue[Item], now: float) -> list[Settled]:
-        settled = []
-        # Most requests have no constraints: who may take them is found once.
-        may_run: dict[tuple[object, ...], bool] = {}
-        for item in queue.items():
-            request = item.request
-            constraints = (request.pinned, request.allowed, request.excluded, request.required_taints)
-            if constraints not in may_run:
-                may_run[constraints] = self._chooser.may_run(request)
-            refused = self._check_waiting(item, may_run[constraints], now)
-            if refused is not None:
-                self.room.remove(item.id)
-                settled.append(Settled(item.id, refused))
-        return settled
-
-    def _check_waiting(self, item: Item, may_run: bool, now: float) -> Refused | None:
-        if item.deadline <= now:
-            message = f"no worker had room for {now - item.arrived_at:.3g} s"
-            return _refused(ErrorCode.DEADLINE_EXCEEDED, message, retryable=False)
-        if item.class_deadline is not None and item.class_deadline <= now:
-            message = f"class {item.policy_class.name} waits no longer than {item.policy_class.max_wait_s:g} s"
-            return Refused(self.room.overloaded(message, self.waiting))
-        if may_run:
-            item.orphan_since = None
-        elif item.request.pinned is not None:
-            return _pinned_gone(item.request)
-        elif item.orphan_since is None:
-            item.orphan_since = now
-        elif now >= item.orphan_since + self.limits.worker_wait_s:
-            return _refused(ErrorCode.NO_WORKERS, f"no worker can take model {item.request.model}", retryable=True)
-        return None
-
-    def _serve_next(self, queue: WaitingQueue[Item], model: str, now: float) -> Settled | None:
-        """Place the first in order that finds room."""
-        if not any(map(self._chooser.has_room, self.state.workers(model))) or not self.state.can_reserve():
-            return None
-        for waiting in queue.in_order(now):
-            item = waiting.item
-            placed = self._place(item, now)
-            if placed is not None:
-                self.room.take_turn(item, placed.chosen.uncached_tokens, now)
-                return Settled(item.id, placed)
-        return None
-
     def _place(self, item: Item, now: float) -> Placed | None:
-        return self._placer.place(item, now) if self._may_run(item.flow) else None
-
-    def _may_run(self, flow: FlowKey) -> bool:
-        """Whether its class and its tenant may have one more placed."""
-        limits, shares = self._classes.named(flow.policy_class), self.state.shares
-        return (not limits.max_running or shares.of_class(limits.name) < limits.max_running) and (
-            not limits.max_running_per_tenant or shares.of_flow(flow) < limits.max_running_per_tenant
-        )
-
-
-def _refused(code: ErrorCode, message: str, *, retryable: bool) -> Refused:
-    return Refused(ErrorReply(code=code, message=message, retryable=retryable))
-
-
-def _pinned_gone(request: RouteRequest) -> Refused:
-    message = f"the worker {request.pinned} that the request is bound to is not there"
-    return _refused(ErrorCode.NO_WORKERS, message, retryable=False)
+        return self._placer.place(item, now) if self._scheduler.may_run(item.flow) else None

@@ -51,7 +51,8 @@ class Placer:
         self._unix_ms = unix_ms
 
     def place(self, item: Item, now: float) -> Placed | None:
-        """Choose a worker and reserve it. None when no worker that may take the request has room, or it is better off waiting."""
+        """Choose a worker and reserve it. None when no worker that may take the request has room, or it is better off waiting;
+        if that is for one worker, it says so to the waiting room."""
         request = item.request
         has_room = self._chooser.has_room_for(request)
         if has_room or item.inflight is None:
@@ -60,6 +61,8 @@ class Placer:
             return None
         weighed = self._chooser.weigh(request, item.matches, item.inflight, now)
         if not weighed.estimates:
+            if weighed.only:
+                self._room.wait_for(item, weighed.only)
             return None
         chosen = self._chooser.choose(weighed.estimates)
         if self._follows(item, chosen, weighed.full, now):
@@ -103,10 +106,10 @@ class Placer:
             now < until and not item.request.speculative and (item.id in self._room or not self._room.refusal(item))
         )
         if not may_wait or cost_s >= chosen.cost_s:
-            self._room.unfollow(item)
+            self._room.wait_for_any(item)
             return False
-        self.prefix_waits += not item.follows
-        self._room.follow(item, worker_id, until)
+        self.prefix_waits += not item.waits_for
+        self._room.wait_for(item, worker_id, until)
         return True
 
     def _cost_of_following(self, item: Item, full: Estimate) -> float:

@@ -37,11 +37,12 @@ class RouterState:
 
     What routers and frontends tell is a guess until the worker's report confirms it: of a request that a report lists, the worker
     knows best. Every reservation that was made is there until exactly one `Ending` is counted for it. ``expected_output``: tokens
-    that are expected of a request of which only its worker has told.
+    that are expected of a request of which only its worker has told. ``changes``: counts what may change who may take a request.
     """
 
     def __init__(self, limits: Limits, expected_output: int = 256) -> None:
         self.limits = limits
+        self.changes = 0
         self._expected_output = expected_output
         self.inflight = InFlightPrefixes(limits.max_inflight_key_bytes, limits.inflight_grace_s)
         self.endings: dict[Ending, int] = dict.fromkeys(Ending, 0)
@@ -71,9 +72,11 @@ class RouterState:
             record.worker.model.name,
         ):
             known.record, known.worker = record, record.worker
+            self.changes += 1
             return
         self._drop_worker(record.instance_id)
         worker = self._workers[record.instance_id] = Worker(record, record.worker, now)
+        self.changes += 1
         self._models.setdefault(record.worker.model.name, {})[record.instance_id] = worker
         self._rosters.pop(record.worker.model.name, None)
         for news, heard_at in self.early.take(record.instance_id):
@@ -95,6 +98,7 @@ class RouterState:
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return
+        self.changes += 1
         name = worker.worker.model.name
         del self._models[name][worker_id]
         self._rosters.pop(name, None)
@@ -115,7 +119,9 @@ class RouterState:
             return Heard.OLD_INCARNATION
         if worker.is_reordered(report):
             return Heard.REORDERED
+        was_draining = worker.draining
         verified = worker.update(report, now, self.limits.reservation_grace_s)
+        self.changes += worker.draining != was_draining
         for reservation in verified.over:
             self._forget(reservation, Ending.VANISHED if reservation.listed else Ending.NOT_ARRIVED)
             self.inflight.discard_uncomputed(reservation.request_id)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -23,8 +24,8 @@ class Item(msgspec.Struct):
 
     ``deadline``: on the monotonic clock; ``class_deadline``: when its class has it wait no longer. ``uncached_tokens``: have to be
     computed wherever it runs. ``inflight``: blocks of its prompt by the worker that was seen to compute them (None: nobody has
-    looked). ``orphan_since``: since when no worker there is may take it. ``follows``: the full worker that it waits for because
-    that one computes its prefix, at most until ``follows_until``; ``ahead``: how many waited for it before.
+    looked). ``orphan_since``: since when no worker there is may take it. ``waits_for``: the one worker that it waits for (the one
+    that computes its prefix, or its session's), at most until ``waits_until``; ``ahead``: how many waited for that one before.
     """
 
     request: RouteRequest
@@ -35,8 +36,8 @@ class Item(msgspec.Struct):
     uncached_tokens: int
     inflight: Mapping[str, int] | None = None
     orphan_since: float | None = None
-    follows: str = ""
-    follows_until: float | None = None
+    waits_for: str = ""
+    waits_until: float = inf
     ahead: int = 0
 
     @property
@@ -48,19 +49,29 @@ class Item(msgspec.Struct):
         return FlowKey(self.policy_class.name, self.request.tenant)
 
     @property
-    def class_deadline(self) -> float | None:
+    def class_deadline(self) -> float:
         limit_s = self.policy_class.max_wait_s
-        return self.arrived_at + limit_s if limit_s > 0 else None
+        return self.arrived_at + limit_s if limit_s > 0 else inf
+
+    def due(self, worker_wait_s: float) -> float:
+        """When its time is over, or that for which it waits for one worker. ``worker_wait_s``: how long one may be an orphan."""
+        orphan_until = inf if self.orphan_since is None else self.orphan_since + worker_wait_s
+        return min(self.deadline, self.class_deadline, orphan_until, self.waits_until)
 
 
 class WaitingRoom:
+    """``due``: no later than the first `Item.due`; may be earlier, since whoever leaves does not put it off."""
+
     def __init__(self, limits: Limits) -> None:
+        self.due = inf
         self._limits = limits
         self._queues: dict[str, WaitingQueue[Item]] = {}
         self._flows: Counter[FlowKey] = Counter()
         self._classes: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
-        self._followers: Counter[str] = Counter()
+        # Of those that wait for one worker: how many for each, and all of them, by when they were last looked at.
+        self._bound: Counter[str] = Counter()
+        self._looked_at: dict[str, Item] = {}
         self._turn_s = 0.0
         self._last_turn_at: float | None = None
 
@@ -127,28 +138,54 @@ class WaitingRoom:
         self._flows[item.flow] += 1
         self._classes[limits.name] += 1
         self._tokens[limits.name] += item.uncached_tokens
+        self._note_due(item)
 
-    # -- waiting for a prefix
+    # -- waiting for one worker
 
     def ahead(self, item: Item, worker_id: str) -> int:
         """How many requests wait for the worker that the request would wait for, and come before it."""
-        if item.follows == worker_id:
-            return min(item.ahead, self._followers[worker_id] - 1)
-        return self._followers[worker_id]
+        if item.waits_for == worker_id:
+            return min(item.ahead, self._bound[worker_id] - 1)
+        return self._bound[worker_id]
 
-    def follow(self, item: Item, worker_id: str, until: float) -> None:
+    def wait_for(self, item: Item, worker_id: str, until: float = inf) -> None:
+        """The request was looked at, and waits for this worker. It may be about to `add` itself."""
         ahead = self.ahead(item, worker_id)
-        self.unfollow(item)
-        item.follows, item.follows_until, item.ahead = worker_id, until, ahead
-        self._followers[worker_id] += 1
+        self.wait_for_any(item)
+        item.waits_for, item.waits_until, item.ahead = worker_id, until, ahead
+        self._bound[worker_id] += 1
+        self._looked_at[item.id] = item
+        self._note_due(item)
 
-    def unfollow(self, item: Item) -> None:
-        if not item.follows:
+    def wait_for_any(self, item: Item) -> None:
+        if not item.waits_for:
             return
-        self._followers[item.follows] -= 1
-        if not self._followers[item.follows]:
-            del self._followers[item.follows]
-        item.follows, item.follows_until, item.ahead = "", None, 0
+        self._bound[item.waits_for] -= 1
+        if not self._bound[item.waits_for]:
+            del self._bound[item.waits_for]
+        del self._looked_at[item.id]
+        item.waits_for, item.waits_until, item.ahead = "", inf, 0
+
+    def next_look(self) -> str:
+        """Of those that wait for one worker, the one that was looked at longest ago; its turn is over with that. Empty: nobody."""
+        request_id = next(iter(self._looked_at), "")
+        if request_id:
+            self._looked_at[request_id] = self._looked_at.pop(request_id)
+        return request_id
+
+    # -- time
+
+    def orphaned(self, item: Item, since: float | None) -> None:
+        """There is no worker that may take the request, or (None) there is."""
+        item.orphan_since = since
+        self._note_due(item)
+
+    def find_due(self) -> None:
+        """Bring `due` up to date. Goes through all."""
+        self.due = min((item.due(self._limits.worker_wait_s) for item in self.items()), default=inf)
+
+    def _note_due(self, item: Item) -> None:
+        self.due = min(self.due, item.due(self._limits.worker_wait_s))
 
     # -- leaving
 
@@ -178,12 +215,13 @@ class WaitingRoom:
         return items
 
     def _left(self, model: str, item: Item) -> None:
-        self.unfollow(item)
+        self.wait_for_any(item)
         if not self._queues[model]:
             del self._queues[model]
         if not self._queues:
             # While nobody waits, no turn is late: the pause is not the pace of the queue.
             self._last_turn_at = None
+            self.due = inf
         name = item.policy_class.name
         for counter, key, amount in (
             (self._classes, name, 1),
@@ -221,5 +259,9 @@ class WaitingRoom:
             tokens[item.policy_class.name] += item.uncached_tokens
         if (dict(flows), dict(classes)) != (dict(self._flows), dict(self._classes)) or +tokens != +self._tokens:
             raise AssertionError("those who wait are miscounted")
-        if Counter(item.follows for item in self.items() if item.follows) != self._followers:
-            raise AssertionError("those who wait for a prefix are miscounted")
+        if Counter(item.waits_for for item in self.items() if item.waits_for) != self._bound:
+            raise AssertionError("those who wait for one worker are miscounted")
+        if self._looked_at != {item.id: item for item in self.items() if item.waits_for}:
+            raise AssertionError("somebody who waits for one worker would never be looked at")
+        if any(item.due(self._limits.worker_wait_s) < self.due for item in self.items()):
+            raise AssertionError("somebody's time is over before anybody looks")
