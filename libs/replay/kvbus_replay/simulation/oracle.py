@@ -1,5 +1,6 @@
 """The best hit rate there can be: one cache that every worker shares and that never evicts."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 
@@ -11,14 +12,8 @@ class SharedCacheOracle:
 
     def arrive(self, keys: Sequence[bytes], reusable: int) -> int:
         """How many of the first ``reusable`` blocks are there already."""
-        there, missing = 0, len(keys) + 1
         # "Block i is there" implies that its prefix is.
-        while missing - there > 1:
-            middle = (there + missing) // 2
-            if keys[middle - 1] in self._keys:
-                there = middle
-            else:
-                missing = middle
+        there = bisect_left(keys, True, key=lambda key: key not in self._keys)
         self._keys.update(keys[there:])
         return min(there, reusable)
 

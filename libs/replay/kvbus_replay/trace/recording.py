@@ -5,6 +5,7 @@ earlier prompt continues that session. The keys become hashes under a secret of 
 prompt looks different in each recording, and nobody can look up a guessed text in one.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -178,13 +179,7 @@ class Recorder:
 
     def _longest(self, hashes: Sequence[int]) -> tuple[_Session | None, int]:
         """The session that shares most leading blocks, and how many. A known block implies that its prefix is known."""
-        known, unknown = 0, len(hashes) + 1
-        while unknown - known > 1:
-            middle = (known + unknown) // 2
-            if hashes[middle - 1] in self._holder:
-                known = middle
-            else:
-                unknown = middle
+        known = bisect_left(hashes, True, key=lambda block: block not in self._holder)
         if not known:
             return None, 0
         session = self._sessions[self._holder[hashes[known - 1]]]

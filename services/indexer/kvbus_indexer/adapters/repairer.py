@@ -7,7 +7,7 @@ from typing import Any
 from kvbus_indexer.adapters.replays import ReplayClient
 from kvbus_indexer.adapters.snapshots import SnapshotClient
 from kvbus_indexer.core.catalog import Catalog
-from kvbus_indexer.core.instance import Order, Phase
+from kvbus_indexer.core.instance import Order, Phase, Replay
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.health import Health
 from kvbus_runtime.metrics import Metrics
@@ -78,7 +78,7 @@ class Repairer:
         way = "snapshot" if order.replay is None else "replay"
         outcome = "superseded"
         try:
-            fetched = await (self._snapshot(order) if order.replay is None else self._replay(order))
+            fetched = await (self._snapshot(order) if order.replay is None else self._replay(order, order.replay))
             if self._repairs.finish(order, self._clock()):
                 outcome = "done"
             elif fetched and order.replay is not None:
@@ -111,9 +111,8 @@ class Repairer:
             await asyncio.sleep(0)
         return True
 
-    async def _replay(self, order: Order) -> bool:
-        assert order.replay is not None  # noqa: S101
-        for stream_seq, batch in await self._replays.batches(order.instance_id, order.replay):
+    async def _replay(self, order: Order, replay: Replay) -> bool:
+        for stream_seq, batch in await self._replays.batches(order.instance_id, replay):
             if not self._repairs.replay(order, batch, stream_seq, self._clock()):
                 return False
             await asyncio.sleep(0)
