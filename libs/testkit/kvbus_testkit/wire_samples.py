@@ -180,6 +180,8 @@ EXPLANATION = RouteExplanation(
         WorkerTerms(worker_id="worker-2", verdict="draining"),
     ),
     left_out=7,
+    policy_class="batch",
+    tenant="acme",
 )
 WORKER_LIMITS = WorkerLimits(
     max_requests_per_worker=8,

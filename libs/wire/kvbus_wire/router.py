@@ -70,7 +70,8 @@ class WorkerTerms(Part, frozen=True):
 class RouteExplanation(Message, frozen=True):
     """Why a request went, or would go, where it did: the workers by cost, then those that could not take it, at most as many as the
     router's settings say (``left_out``: so many more). ``worker_id``: the chosen one; empty when nothing was placed.
-    ``ttft_s``: from the placement to the first token, once it was there.
+    ``ttft_s``: from the placement to the first token, once it was there. ``policy_class``, ``tenant``: in whose share it runs, or
+    waited for its turn.
     """
 
     request_id: str
@@ -84,6 +85,8 @@ class RouteExplanation(Message, frozen=True):
     session_worker_id: str = ""
     workers: tuple[WorkerTerms, ...] = ()
     left_out: int = 0
+    policy_class: str = ""
+    tenant: str = ""
 
 
 class Placement(Message, frozen=True):

@@ -118,9 +118,18 @@ def test_placements_of_replicas_count_in_the_class() -> None:
 
 
 def test_a_placement_says_in_whose_share_it_runs() -> None:
-    outcome = _Router(BATCH).submit(request("r", tenant="batch-9"))
+    router = _Router(BATCH)
+    asked = request("r", tenant="batch-9", explain=True)
+    outcome = router.submit(asked)
     assert isinstance(outcome, Placed)
-    assert (outcome.decision.policy_class, outcome.decision.tenant) == ("batch", "batch-9")
+    for told in (
+        outcome.decision,
+        outcome.placement.explanation,
+        router.dispatcher.explain_placed("r"),
+        router.dispatcher.explain(asked, (), 0.0),
+    ):
+        assert told is not None
+        assert (told.policy_class, told.tenant) == ("batch", "batch-9")
 
 
 def test_a_tenant_with_too_many_waiting_is_told_that_it_is_the_one() -> None:

@@ -13,6 +13,8 @@ def explanation_lines(told: RouteExplanation) -> Iterator[Text]:
     where = f"{told.request_id} went to {told.worker_id}" if told.worker_id else "nothing was placed; cheapest first"
     yield Text(where, style="bold")
     facts = [f"{told.model} · {told.prompt_tokens} tokens · policy {told.policy} · by {told.router_id}"]
+    if told.policy_class:
+        facts.append(f"class {told.policy_class}" + (f", tenant {told.tenant}" if told.tenant else ""))
     if told.queued_s:
         facts.append(f"waited {seconds(told.queued_s)} in the queue")
     if told.session_worker_id:

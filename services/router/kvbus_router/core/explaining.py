@@ -21,6 +21,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     model: str
     policy: str
+    policy_class: str
+    tenant: str
     prompt_tokens: int
     chosen: Estimate | None
     queued_s: float
@@ -79,6 +81,8 @@ def explanation(decided: Decided, router_id: str) -> RouteExplanation:
         session_worker_id=decided.session_worker_id,
         workers=(*map(terms, decided.best), *rejected),
         left_out=decided.left_out,
+        policy_class=decided.policy_class,
+        tenant=decided.tenant,
     )
 
 

@@ -160,6 +160,8 @@ class Placer:
             request_id=request.request_id,
             model=request.model,
             policy=self._chooser.policy,
+            policy_class=item.policy_class.name,
+            tenant=request.tenant,
             prompt_tokens=request.prompt_tokens,
             chosen=chosen,
             queued_s=queued_s,
