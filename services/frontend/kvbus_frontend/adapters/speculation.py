@@ -61,7 +61,10 @@ class Speculator:
         if len(self._running) >= self._settings.max_speculative_prefills:
             self._outcomes.labels("too_many").inc()
             return
-        task = self._spawn(self._run(job, worker_id, output, predict), name=f"speculative {job.request_id}")
+        try:
+            task = self._spawn(self._run(job, worker_id, output, predict), name=f"speculative {job.request_id}")
+        except RuntimeError:  # the service has crashed and takes no more tasks; the answer is whole all the same
+            return
         self._running[job.request_id] = _Running(Base.of(job), task)
         task.add_done_callback(lambda _task: self._running.pop(job.request_id, None))
 
@@ -78,8 +81,8 @@ class Speculator:
             self._end(request_id, "stopped")
 
     def _end(self, request_id: str, outcome: str) -> None:
-        self._outcomes.labels(outcome).inc()
-        self._running.pop(request_id).task.cancel()
+        if self._running.pop(request_id).task.cancel():  # else it has just come to an end of its own
+            self._outcomes.labels(outcome).inc()
 
     async def _run(self, job: Job, worker_id: str, output: Sequence[int], predict: Predict) -> None:
         """Never raises but by cancellation."""
