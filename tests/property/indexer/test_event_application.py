@@ -16,19 +16,23 @@ from kvbus_indexer.core.checkpoint import Pause
 from kvbus_indexer.core.digest import combined, feed_digests
 from kvbus_indexer.core.instance import Order, Replay
 from kvbus_indexer.core.limits import Limits
-from kvbus_testkit.index_events import MODEL, a_worker, batch, chunk, load_report
+from kvbus_testkit.index_events import MODEL, a_kvbm, a_worker, batch, chunk, load_report
 from kvbus_testkit.instances import block_key
 from kvbus_wire.checkpoint import read_checkpoint
 from kvbus_wire.kv_events import Cleared, KvEvent, KvEvents, Removed, Stored
+from kvbus_wire.load import LoadReport
 from kvbus_wire.packing import pack_keys, short_keys
+from kvbus_wire.records import InstanceRecord
 from kvbus_wire.worker import BlockSnapshotChunk, SnapshotChain
 
 # Block k (from 1) has the parent k // 2 (0: the root).
 BLOCKS = 63
-WORKERS = ("w0", "w1", "w2")
+# Who numbers its events how. A kvbm sends no load reports.
+TIERS = {"w0": ("g1",), "w1": ("g1",), "k0": ("g2", "g3")}
 REPLAY_LIMIT = 8
 LIMITS = Limits(max_buffered_keys=30, max_repairs=2, repair_backoff_s=0.1)
-workers = st.sampled_from(WORKERS)
+names = st.sampled_from(list(TIERS))
+feeds = st.sampled_from([(name, tier) for name, tiers in TIERS.items() for tier in tiers])
 
 
 def key(number: int) -> bytes:
@@ -43,23 +47,38 @@ def chain_to(number: int) -> list[int]:
     return chain[::-1]
 
 
-class Worker:
-    """The truth: what one worker holds, and the numbered events that say so."""
+class Holder:
+    """The truth: what one instance holds in each tier, and the numbered events that say so."""
 
     def __init__(self, name: str, incarnation: int) -> None:
         self.name = name
         self.incarnation = incarnation
-        self.held: set[int] = set()
-        self.seq = 0
+        self.held: dict[str, set[int]] = {tier: set() for tier in TIERS[name]}
+        self.seq = dict.fromkeys(TIERS[name], 0)
 
-    def emit(self, *events: KvEvent) -> KvEvents:
-        first, self.seq = self.seq + 1, self.seq + len(events)
-        return batch(*events, seq=first, worker=self.name, incarnation=self.incarnation)
+    @property
+    def record(self) -> InstanceRecord:
+        return a_worker(self.name, self.incarnation) if "g1" in self.held else a_kvbm(self.name, self.incarnation)
+
+    @property
+    def report(self) -> LoadReport | None:
+        return load_report(self.seq["g1"], self.name, self.incarnation) if "g1" in self.held else None
+
+    def emit(self, tier: str, *events: KvEvent) -> KvEvents:
+        first, self.seq[tier] = self.seq[tier] + 1, self.seq[tier] + len(events)
+        return batch(*events, seq=first, worker=self.name, incarnation=self.incarnation, tier=tier)
 
     def snapshot(self) -> list[BlockSnapshotChunk]:
-        chains = [SnapshotChain(parent=key(n // 2), keys=key(n)) for n in sorted(self.held, reverse=True)]
-        parts = [chains[i : i + 5] for i in range(0, len(chains), 5)] or [[]]
-        return [chunk(self.seq, *part, worker=self.name, incarnation=self.incarnation) for part in parts]
+        chunks = []
+        for tier, held in self.held.items():
+            chains = [SnapshotChain(parent=key(n // 2), keys=key(n)) for n in sorted(held, reverse=True)]
+            parts = [chains[i : i + 5] for i in range(0, len(chains), 5)] or [[]]
+            told = (
+                chunk(self.seq[tier], *part, worker=self.name, incarnation=self.incarnation, tier=tier)
+                for part in parts
+            )
+            chunks += list(told)
+        return chunks
 
 
 class Stream:
@@ -89,13 +108,13 @@ Part = BlockSnapshotChunk | tuple[int, KvEvents]
 class Indexer:
     """One life of an indexer: a catalog that reads the stream, and the repairs under way."""
 
-    def __init__(self, directory: dict[str, Worker], stream: Stream, saved: bytes | None, now: float) -> None:
+    def __init__(self, directory: dict[str, Holder], stream: Stream, saved: bytes | None, now: float) -> None:
         self.catalog = Catalog(LIMITS, PlainIndex)
         self.stream = stream
         self.position = 0
         self.fetches: list[tuple[Order, Iterator[Part]]] = []
-        for worker in directory.values():
-            self.catalog.joined(a_worker(worker.name, worker.incarnation), now)
+        for holder in directory.values():
+            self.catalog.joined(holder.record, now)
         if saved is not None:
             self._restore(saved, now)
         self.deliver(stream.last, now)
@@ -116,15 +135,15 @@ class Indexer:
             self.catalog.apply(message, now, seq)
             self.position = seq
 
-    def start_repairs(self, truth: dict[str, Worker], now: float) -> None:
+    def start_repairs(self, truth: dict[str, Holder], now: float) -> None:
         for order in self.catalog.repairs.due(now):
-            worker = truth.get(order.instance_id)
+            holder = truth.get(order.instance_id)
             if order.replay is not None:
                 self.fetches.append((order, iter(self.stream.replay(order.instance_id, order.replay))))
-            elif worker is None:
+            elif holder is None:
                 self.catalog.repairs.fail(order, now)
             else:
-                self.fetches.append((order, iter(worker.snapshot())))
+                self.fetches.append((order, iter(holder.snapshot())))
 
     def fetch_on(self, at: int, now: float) -> bool:
         """Take the next part of a repair. False: it is over."""
@@ -137,17 +156,17 @@ class Indexer:
             return self.catalog.repairs.chunk(order, part, now)
         return self.catalog.repairs.replay(order, part[1], part[0], now)
 
-    def settle(self, truth: dict[str, Worker], now: float) -> float:
+    def settle(self, truth: dict[str, Holder], now: float) -> float:
         """The directory, load reports and repairs work for a while."""
-        for worker in truth.values():
-            self.catalog.joined(a_worker(worker.name, worker.incarnation), now)
+        for holder in truth.values():
+            self.catalog.joined(holder.record, now)
         self.deliver(self.stream.last, now)
         for order, _ in self.fetches:
             self.catalog.repairs.fail(order, now)
         self.fetches.clear()
         for _ in range(24):
-            for worker in truth.values():
-                self.catalog.load_report(load_report(worker.seq, worker.name, worker.incarnation), now)
+            for report in filter(None, (holder.report for holder in truth.values())):
+                self.catalog.load_report(report, now)
             now += 10.0
             self.start_repairs(truth, now)
             while self.fetches:
@@ -167,27 +186,30 @@ class ApplicationMachine(RuleBasedStateMachine):
         self.incarnations = 0
         self.streams = 1
         self.stream = Stream("stream 1")
-        self.truth: dict[str, Worker] = {}
+        self.truth: dict[str, Holder] = {}
         # What the directory says; a silent restart shows in it later.
-        self.directory: dict[str, Worker] = {}
+        self.directory: dict[str, Holder] = {}
         self.saving: list[bytes] = []
         self.parts: Iterator[bytes | Pause] | None = None
         self.saved: bytes | None = None
-        for name in WORKERS:
+        # Their newest events may have gone without a trace, and no load report says that they were sent.
+        self.unheard: set[tuple[str, str]] = set()
+        for name in TIERS:
             self.start(name, is_seen=True)
         self.indexer = Indexer(self.directory, self.stream, None, self.now)
         self.now = self.indexer.settle(self.truth, self.now)
 
     def start(self, name: str, *, is_seen: bool) -> None:
         self.incarnations += 1
-        self.truth[name] = Worker(name, self.incarnations)
+        self.truth[name] = Holder(name, self.incarnations)
         if is_seen:
             self.directory[name] = self.truth[name]
 
-    def send(self, worker: Worker, *events: KvEvent) -> None:
-        self.stream.messages.append(worker.emit(*events))
+    def send(self, name: str, tier: str, *events: KvEvent) -> None:
+        self.stream.messages.append(self.truth[name].emit(tier, *events))
+        self.unheard.discard((name, tier))
 
-    @rule(name=workers, what=st.sampled_from(["restart", "silent restart", "stop"]), sure=st.integers(0, 2))
+    @rule(name=names, what=st.sampled_from(["restart", "silent restart", "stop"]), sure=st.integers(0, 2))
     def change_membership(self, name: str, what: str, sure: int) -> None:
         """A restart is silent when the directory has not heard of the new incarnation yet."""
         if sure:
@@ -199,28 +221,31 @@ class ApplicationMachine(RuleBasedStateMachine):
             return
         self.start(name, is_seen=what == "restart")
         if what == "restart":
-            self.indexer.catalog.joined(a_worker(name, self.incarnations), self.now)
+            self.indexer.catalog.joined(self.truth[name].record, self.now)
 
-    @rule(name=workers, leaf=st.integers(1, BLOCKS), skip=st.integers(0, 4))
-    def store(self, name: str, leaf: int, skip: int) -> None:
+    @rule(feed=feeds, leaf=st.integers(1, BLOCKS), skip=st.integers(0, 4))
+    def store(self, feed: tuple[str, str], leaf: int, skip: int) -> None:
+        name, tier = feed
         if name in self.truth:
             chain = chain_to(leaf)
             numbers = chain[min(skip, len(chain) - 1) :]
-            self.truth[name].held.update(numbers)
-            self.send(self.truth[name], Stored(key(numbers[0] // 2), pack_keys(map(key, numbers))))
+            self.truth[name].held[tier].update(numbers)
+            self.send(name, tier, Stored(key(numbers[0] // 2), pack_keys(map(key, numbers))))
 
-    @rule(name=workers, numbers=st.lists(st.integers(1, BLOCKS), min_size=1, max_size=10))
-    def remove(self, name: str, numbers: list[int]) -> None:
+    @rule(feed=feeds, numbers=st.lists(st.integers(1, BLOCKS), min_size=1, max_size=10))
+    def remove(self, feed: tuple[str, str], numbers: list[int]) -> None:
+        name, tier = feed
         if name in self.truth:
-            self.truth[name].held.difference_update(numbers)
+            self.truth[name].held[tier].difference_update(numbers)
             first, rest = numbers[:1], numbers[1:]
-            self.send(self.truth[name], Removed(pack_keys(map(key, first))), Removed(pack_keys(map(key, rest))))
+            self.send(name, tier, Removed(pack_keys(map(key, first))), Removed(pack_keys(map(key, rest))))
 
-    @rule(name=workers)
-    def clear(self, name: str) -> None:
+    @rule(feed=feeds)
+    def clear(self, feed: tuple[str, str]) -> None:
+        name, tier = feed
         if name in self.truth:
-            self.truth[name].held.clear()
-            self.send(self.truth[name], Cleared())
+            self.truth[name].held[tier].clear()
+            self.send(name, tier, Cleared())
 
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
@@ -235,7 +260,7 @@ class ApplicationMachine(RuleBasedStateMachine):
         at = data.draw(st.integers(position, len(messages) - 1))
         match what:
             case "drop":
-                del messages[at]
+                self.lose(messages.pop(at))
             case "double":
                 messages.append(messages[at])
             case "reorder":
@@ -245,7 +270,14 @@ class ApplicationMachine(RuleBasedStateMachine):
     def purge(self, count: int, sure: int) -> None:
         """Old messages go, whether they were read or not."""
         if not sure:
-            self.stream.first = min(self.stream.first + count, self.stream.last + 1)
+            first = min(self.stream.first + count, self.stream.last + 1)
+            for _, message in list(self.stream.read(self.indexer.position)):
+                self.lose(message)
+            self.stream.first = first
+
+    def lose(self, message: KvEvents) -> None:
+        if message.tier != "g1":
+            self.unheard.add((message.instance_id, message.tier))
 
     @rule(sure=st.integers(0, 7))
     def lose_the_stream(self, sure: int) -> None:
@@ -272,11 +304,11 @@ class ApplicationMachine(RuleBasedStateMachine):
             return
         del fetches[at]
 
-    @rule(name=workers)
+    @rule(name=names)
     def report(self, name: str) -> None:
-        if name in self.truth:
-            worker = self.truth[name]
-            self.indexer.catalog.load_report(load_report(worker.seq, name, worker.incarnation), self.now)
+        report = self.truth[name].report if name in self.truth else None
+        if report is not None:
+            self.indexer.catalog.load_report(report, self.now)
 
     @rule(steps=st.integers(1, 6))
     def save(self, steps: int) -> None:
@@ -303,6 +335,9 @@ class ApplicationMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         self.directory = dict(self.truth)
+        for name, tier in sorted(self.unheard):
+            if name in self.truth:
+                self.send(name, tier, Removed(b""))
         replica = Indexer(self.directory, self.stream, self.saved, self.now)
         other = replica.settle(self.truth, self.now)
         self.now = max(other, self.indexer.settle(self.truth, self.now))
@@ -313,23 +348,25 @@ class ApplicationMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.settle()
 
-    def found(self, leaf: int) -> dict[str, int]:
+    def found(self, leaf: int) -> dict[tuple[str, str], int]:
         chain = short_keys(pack_keys(map(key, chain_to(leaf))))
-        return {match.instance_id: match.depth for match in self.indexer.catalog.match(MODEL, chain, self.now)}
+        matches = self.indexer.catalog.match(MODEL, chain, self.now)
+        return {(match.instance_id, match.tier): match.depth for match in matches}
 
-    def true_depths(self, leaf: int) -> dict[str, int]:
+    def true_depths(self, leaf: int) -> dict[tuple[str, str], int]:
         depths = {}
-        for name, worker in self.truth.items():
-            depth = next((i for i, n in enumerate(chain_to(leaf)) if n not in worker.held), len(chain_to(leaf)))
-            if depth:
-                depths[name] = depth
+        for name, holder in self.truth.items():
+            for tier, held in holder.held.items():
+                depth = next((i for i, n in enumerate(chain_to(leaf)) if n not in held), len(chain_to(leaf)))
+                if depth:
+                    depths[name, tier] = depth
         return depths
 
     @invariant()
     def nobody_who_is_gone_is_named(self) -> None:
         self.indexer.catalog.check_integrity()
         for leaf in (BLOCKS, BLOCKS // 2 + 1, BLOCKS - 7):
-            assert set(self.found(leaf)) <= set(self.truth)
+            assert {name for name, _ in self.found(leaf)} <= set(self.truth)
 
 
 TestEventApplication = ApplicationMachine.TestCase

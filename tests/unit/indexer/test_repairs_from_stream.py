@@ -212,3 +212,15 @@ def test_events_that_may_be_lost_during_a_repair_are_asked_for_after_it(catalog:
         assert not catalog.repairs.finish(replay, 0.0)
     again = start(catalog, 1.0)
     assert (again.reason, again.replay) == ("reconnected", None)
+
+
+def test_feeds_of_which_the_stream_holds_nothing_any_more_are_asked_for_at_the_start() -> None:
+    """A kvbm holds blocks of two models; all events of one have expired, those of the other are all there."""
+    catalog = Catalog(Limits(), PlainIndex)
+    catalog.joined(a_kvbm(), 0.0)
+    catalog.joined(a_worker(), 0.0)
+    deliver(catalog, 40, batch(stored(1), seq=1, worker="k1", tier="g2"))
+    deliver(catalog, 41, batch(stored(1), seq=1))
+    catalog.stream_caught_up(0.0)
+    order = start(catalog)
+    assert (order.instance_id, order.reason, order.replay) == ("k1", "unseen", None)

@@ -98,10 +98,14 @@ class Catalog:
                 self.predictions.heard(instance.instance_id)
 
     def stream_caught_up(self, now: float) -> None:
-        """All events that the stream held at the start were delivered. From here on, what is missing is repaired."""
+        """All events that the stream held at the start were delivered. From here on, what is missing is repaired.
+
+        A feed of which the stream holds nothing any more shows in no gap. Workers have one, and report its last event.
+        """
         self.repairs.running = self.repairs.attention = True
         for instance in self._instances.values():
-            if instance.phase is Phase.LIVE and not instance.applied and instance.has_events:
+            may_lack_feeds = not instance.applied or not (instance.is_worker or instance.restored)
+            if instance.phase is Phase.LIVE and instance.has_events and may_lack_feeds:
                 self.repairs.want(instance, "unseen", now)
 
     def stream_replaced(self, now: float) -> None:
@@ -225,6 +229,7 @@ class Catalog:
         instance = self._instances.get(instance_id)
         if instance is None or instance.incarnation != incarnation or self.caught_up or feed in instance.applied:
             return False
+        instance.restored = True
         instance.applied[feed] = kv_seq
         instance.position[feed] = self.repairs.position
         return True
@@ -243,7 +248,7 @@ class Catalog:
             self._ledger.drop(instance.instance_id)
             instance.applied.clear()
             instance.position.clear()
-            instance.partial = False
+            instance.restored = instance.partial = False
 
     def check_integrity(self) -> None:
         self.predictions.check_integrity()

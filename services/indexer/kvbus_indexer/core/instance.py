@@ -86,6 +86,8 @@ class Instance:
         # Last applied event per feed, and where in the stream it was.
         self.applied: dict[FeedKey, int] = {}
         self.position: dict[FeedKey, int] = {}
+        # All its feeds were in the checkpoint that the indexer started from.
+        self.restored = False
         # An event of it was applied: it has an event source.
         self.heard = False
         # Stores were refused for want of room, so the content is only a part: right, but not all.
