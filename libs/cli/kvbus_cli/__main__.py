@@ -46,7 +46,7 @@ VERBS = {
     "replay": Verb("kvbus_replay.command", "what routing policies make of a trace, on a simulated cluster"),
     "trace synth": Verb("kvbus_replay.synth_command", "make up a trace of agent sessions, seeded"),
     "trace record": Verb("kvbus_replay.record_command", "write a trace of live traffic: block hashes only, no text"),
-    "bench": Verb("kvbus_cli.bench.command", "measurements: bench startup, bench frontend, bench prefix-stability"),
+    "bench": Verb("kvbus_cli.bench.command", "measurements; without a name it lists them"),
     "check-config": Verb("kvbus_cli.service_verbs", "print the effective settings of a service and start nothing"),
     "version": Verb("kvbus_cli.version_command", "print versions"),
 }

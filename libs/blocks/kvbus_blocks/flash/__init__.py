@@ -8,6 +8,7 @@ Errors: `FlashUnavailable`.
 
 from collections.abc import Callable
 
+from kvbus_blocks.flash.layout import MAX_BLOCKS
 from kvbus_blocks.index import PrefixIndex
 
 
@@ -24,6 +25,8 @@ def flash_maker(max_blocks: int | None = None) -> Callable[[], PrefixIndex]:
 
     Takes seconds where nothing is compiled yet; once per process is enough. Raise FlashUnavailable.
     """
+    if max_blocks is not None and max_blocks > MAX_BLOCKS:
+        raise FlashUnavailable(f"it takes {MAX_BLOCKS} blocks, not {max_blocks}")
     try:
         from kvbus_blocks.flash.compiled import CannotCompile, default_folder, load
         from kvbus_blocks.flash.index import DEFAULT_MAX_BLOCKS, FlashIndex

@@ -81,10 +81,13 @@ class _View(NamedTuple):
 class FlashIndex:
     """`PrefixIndex` in about 54 bytes per block, whoever and however many hold it. Thread-safe.
 
-    ``max_blocks`` bounds distinct blocks; address space for so many is reserved, memory is used for those that are there.
+    ``max_blocks`` bounds distinct blocks; address space for so many is reserved, memory is used for those that are there. Raise
+    ValueError beyond `layout.MAX_BLOCKS`.
     """
 
     def __init__(self, kernels: Kernels, max_blocks: int = DEFAULT_MAX_BLOCKS) -> None:
+        if not 0 < max_blocks <= at.MAX_BLOCKS:
+            raise ValueError(f"an index takes 1 to {at.MAX_BLOCKS} blocks, not {max_blocks}")
         self._kernels = kernels
         self._max_blocks = max_blocks
         self._lock = threading.Lock()

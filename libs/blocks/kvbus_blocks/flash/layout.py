@@ -76,6 +76,8 @@ WANTS_OLD_TABLE_DROPPED = 2
 WANTS_SETS = 4
 WANTS_TRIM = 8
 
+MAX_BLOCKS = 1 << 29
+"""Nodes, and up to two owner sets of each, are numbered by signed 32-bit words."""
 CHUNK_KEYS = 2048
 """Keys per call: bounds how long a call takes, and the room that has to be free before one."""
 MIN_TABLE_SLOTS = 4 * CHUNK_KEYS
