@@ -11,6 +11,7 @@ from kvbus_blocks.flash.index import FlashIndex, IndexFull
 from kvbus_blocks.flash.memory import Memory
 from kvbus_blocks.index import IndexSizes, Owner
 from kvbus_blocks.keys import ShortKeys
+from kvbus_blocks.plain_index import PlainIndex
 from kvbus_testkit.flash import flash_index, kernels
 
 A, B = Owner("a", "g1"), Owner("b", "g1")
@@ -91,6 +92,25 @@ def test_memory_is_given_back_after_churn() -> None:
     assert index.memory().size_bytes < full / 4
     assert index.match(kept) == {B: 200}
     index.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_go_in_any_order_leave_what_the_plain_index_has(seed: int) -> None:
+    """Many enough that what stays is moved together while prefixes of it are missing."""
+    index, plain, rng = flash_index(), PlainIndex(), random.Random(seed)
+    chains = [random_keys(rng, 600) for _ in range(30)]
+    for _ in range(4):
+        for owner in (A, B):
+            for chain in rng.sample(chains, 20):
+                assert index.store(owner, None, chain) == plain.store(owner, None, chain)
+            held = list(plain.held(owner).keys)
+            gone = array("Q", rng.sample(held, 9 * len(held) // 10))
+            assert index.remove(owner, gone) == plain.remove(owner, gone)
+        assert [dict(index.match(chain)) for chain in chains] == [plain.match(chain) for chain in chains]
+        index.check_integrity()
+    assert index.sizes() == plain.sizes()
+    for owner in (A, B):
+        assert index.clear(owner) == plain.clear(owner)
 
 
 def test_the_number_of_tombs_does_not_grow_with_what_comes_and_goes() -> None:

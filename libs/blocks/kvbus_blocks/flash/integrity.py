@@ -93,6 +93,8 @@ def _check_tree(nodes: _Nodes) -> None:
             placeholders += 1
             assert parent == at.NONE, "an abandoned node knows its parent"
             assert node not in listed, "an abandoned node is still a child"
+            peers = nodes.link(node, at.PREV_PEER), nodes.link(node, at.NEXT_PEER)
+            assert peers == (at.NONE, at.NONE), "an abandoned node names peers"
             assert [nodes.held(child) for child in nodes.children(node)] > [at.NO_OWNERS], (
                 "an abandoned node without children"
             )

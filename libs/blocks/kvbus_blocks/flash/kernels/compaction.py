@@ -93,15 +93,13 @@ def compact(h: Words, moves: int) -> None:
             hole = h[SWEEP]
             while hole < last and links[LINK_WORDS * hole + PARENT] != FREE:
                 hole += 1
-            if hole == last:
+            if hole >= last:
                 h[SWEEP] = FIRST_NODE
                 continue
             h[SWEEP] = hole + 1
             unlink_free(h, links, hole)
             _move(h, nodes, links, last, hole)
         h[NODE_TOP] = last
-        if h[SWEEP] > last:
-            h[SWEEP] = FIRST_NODE
     announce(h)
 
 

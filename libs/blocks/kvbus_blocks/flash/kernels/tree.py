@@ -56,7 +56,10 @@ def set_owners(nodes: Words, node: int, held: int, reachable: int) -> None:
 
 @inner
 def change_held(h: Words, nodes: Words, links: Words, node: int, owner: int) -> int:
-    """The owner gets the node, or loses it: among which peers it is changes. Returns the new set."""
+    """The owner gets the node, or loses it: among which peers it is changes. Returns the new set.
+
+    A node without owners has no peers, and does not name those it had: it may be moved when they are others' by then.
+    """
     meta = words64(h[SET_META])
     held = held_by(nodes, node)
     if held != NO_OWNERS:
@@ -70,13 +73,14 @@ def change_held(h: Words, nodes: Words, links: Words, node: int, owner: int) -> 
             links[LINK_WORDS * after + PREV_PEER] = before
     held = changed(h, held, owner)
     set_owners(nodes, node, held, reachable_for(nodes, node))
+    after = NONE
     if held != NO_OWNERS:
         after = meta[SET_META_WORDS * held + SET_FIRST]
-        links[LINK_WORDS * node + PREV_PEER] = NONE
-        links[LINK_WORDS * node + NEXT_PEER] = after
         if after != NONE:
             links[LINK_WORDS * after + PREV_PEER] = node
         meta[SET_META_WORDS * held + SET_FIRST] = node
+    links[LINK_WORDS * node + PREV_PEER] = NONE
+    links[LINK_WORDS * node + NEXT_PEER] = after
     return held
 
 
