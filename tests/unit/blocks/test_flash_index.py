@@ -113,6 +113,23 @@ def test_blocks_that_go_in_any_order_leave_what_the_plain_index_has(seed: int) -
         assert index.clear(owner) == plain.clear(owner)
 
 
+@pytest.mark.parametrize("keys_at_once", [500, 50_000])
+def test_an_index_that_lost_everything_goes_on(keys_at_once: int) -> None:
+    index, rng = flash_index(), random.Random(5)
+    for _ in range(2):
+        keys = random_keys(rng, 20_000)
+        for first in range(0, len(keys), keys_at_once):
+            index.store(A, None, keys[first : first + keys_at_once])
+        index.clear(A)
+        for _ in range(5):
+            index.remove(A, keys)  # each call goes on giving back what nobody uses
+        index.check_integrity()
+    assert index.sizes() == IndexSizes(0, 0, 0, 0)
+    index.store(A, None, keys)
+    assert index.match(keys) == {A: 20_000}
+    index.check_integrity()
+
+
 def test_the_number_of_tombs_does_not_grow_with_what_comes_and_goes() -> None:
     index, rng = flash_index(), random.Random(4)
     for _ in range(200):

@@ -84,7 +84,7 @@ def compact(h: Words, moves: int) -> None:
     links = words32(h[LINKS])
     # A match may still take a hole for the node that it was.
     announce(h)
-    while moves > 0 and 2 * h[NODE_LIVE] < h[NODE_TOP]:
+    while moves > 0 and max(2 * h[NODE_LIVE], FIRST_NODE) < h[NODE_TOP]:
         moves -= 1
         last = h[NODE_TOP] - 1
         if links[LINK_WORDS * last + PARENT] == FREE:
