@@ -69,13 +69,31 @@ async def ask_one(bus: Bus, subject: str, question: Message, reply: type[Message
     return await bus.request(subject, question, reply, timeout_s=TIMEOUT_S)
 
 
+async def ask_any(
+    bus: Bus, service: str, subject: Callable[[str], str], question: Message, reply: type[Message]
+) -> Any:
+    """The first reply of an instance of the service, whichever. All are asked, because one may be cut off without anybody having
+    noticed yet. Raise RequestFailed when none answers, NotAnswered when there is none."""
+    names = await _names(bus, service)
+    replies = [asyncio.create_task(ask_one(bus, subject(name), question, reply)) for name in names]
+    failures = []
+    try:
+        for first in asyncio.as_completed(replies):
+            try:
+                return await first
+            except RequestFailed as failure:
+                failures.append(failure)
+        raise failures[0]
+    finally:
+        for task in replies:
+            task.cancel()
+        await asyncio.gather(*replies, return_exceptions=True)
+
+
 async def ask_each(
     bus: Bus, service: str, subject: Callable[[str], str], question: Message, reply: type[Message]
 ) -> list[Reply]:
     """One reply per instance of the service, by id; ``subject``: of an instance. Raise NotAnswered when there is none."""
-    found = [record.instance_id for record in await instances(bus, service)]
-    if not found:
-        raise NotAnswered(f"there is no {service} in the namespace {bus.settings.namespace!r}")
 
     async def ask(instance_id: str) -> Reply:
         try:
@@ -83,4 +101,11 @@ async def ask_each(
         except RequestFailed as failure:
             return Reply(instance_id, problem=str(failure))
 
-    return list(await asyncio.gather(*map(ask, found)))
+    return list(await asyncio.gather(*map(ask, await _names(bus, service))))
+
+
+async def _names(bus: Bus, service: str) -> list[str]:
+    found = [record.instance_id for record in await instances(bus, service)]
+    if not found:
+        raise NotAnswered(f"there is no {service} in the namespace {bus.settings.namespace!r}")
+    return found

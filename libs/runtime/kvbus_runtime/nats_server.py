@@ -14,6 +14,10 @@ import msgspec
 MIN_VERSION = (2, 11)
 """Leases need a time to live per key. Older servers accept it and silently ignore it."""
 
+PING_INTERVAL_S = 10
+"""A host that is cut off closes no connection: it counts as gone after two pings without an answer, and gets its share of the
+questions to any of several replicas until then."""
+
 _VERSION = re.compile(r"v(\d+)\.(\d+)")
 
 
@@ -43,6 +47,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             f"port: {self.port}",
             f"max_payload: {self.max_payload_bytes}",
             f"max_pending: {self.max_pending_bytes}",
+            f'ping_interval: "{PING_INTERVAL_S}s"',
             "jetstream {",
             f"  store_dir: {_quote(str(self.store_dir))}",
             f"  max_file_store: {self.max_file_store_bytes}",

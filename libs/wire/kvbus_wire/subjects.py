@@ -51,6 +51,10 @@ class Subjects:
         """IndexQuery -> IndexReply (queue group of indexers; ``*``)."""
         return self._name("index", model, "query")
 
+    def indexer_query(self, indexer_id: str) -> str:
+        """The same of one indexer."""
+        return self._name("indexers", indexer_id, "query")
+
     def indexer_control(self, indexer_id: str) -> str:
         """DescribeIndex, DigestIndex, RankPrefixes -> IndexDescription, IndexDigest, IndexUse."""
         return self._name("indexers", indexer_id, "control")

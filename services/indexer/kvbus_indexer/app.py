@@ -113,14 +113,14 @@ class IndexerApp:
         self._background.append(service.spawn(self._sources.run(), name="event sources"))
         if settings.checkpoint_interval_s:
             self._background.append(service.spawn(self.checkpoints.run(), name="checkpoints"))
+        queries = ((subjects.index_query("*"), QUEUE), (subjects.indexer_query(service.instance_id), ""))
         self._answers += [
-            await bus.serve(
-                subjects.index_query("*"),
-                [IndexQuery],
-                self._queries,
-                queue=QUEUE,
-                max_pending=settings.max_pending_queries,
-            ),
+            *[
+                await bus.serve(
+                    subject, [IndexQuery], self._queries, queue=queue, max_pending=settings.max_pending_queries
+                )
+                for subject, queue in queries
+            ],
             await bus.serve(
                 subjects.indexer_control(service.instance_id),
                 CONTROL_MESSAGES,

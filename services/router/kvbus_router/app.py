@@ -62,11 +62,12 @@ class RouterApp:
             metrics=service.metrics,
             log=service.log,
         )
-        index = IndexClient(
+        index = self._index = IndexClient(
             service.bus,
             timeout_s=settings.index_timeout_s,
             failures=settings.index_failures,
             pause_s=settings.index_pause_s,
+            rng=Random(),
             metrics=service.metrics,
             log=service.log,
         )
@@ -96,6 +97,7 @@ class RouterApp:
         self._report_health()
         self._service.directory.on_change(self._cluster.on_change)
         self._service.directory.on_change(self._count_routers)
+        self._service.directory.on_change(self._name_indexers)
         self._service.directory.on_change(self._report_health)
         self._inputs = [
             await bus.subscribe(subjects.load("*"), [LoadReport], self._cluster.on_load),
@@ -158,6 +160,11 @@ class RouterApp:
                 r for r in self._service.directory.instances("router") if r.instance_id != self._service.instance_id
             ]
             self.dispatcher.set_routers(1 + len(others))
+
+    def _name_indexers(self, record: InstanceRecord, _change: Change) -> None:
+        if record.service == "indexer":
+            indexers = self._service.directory.instances("indexer")
+            self._index.set_indexers(record.instance_id for record in indexers if not record.draining)
 
     def _report_health(self, *_change: object) -> None:
         """Without a worker nothing can be placed. Without an indexer everything can, only worse: no reason to be unready."""

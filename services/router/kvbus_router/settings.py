@@ -103,8 +103,8 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     remote_speedup: Annotated[float, Flag("the same from another worker")] = 4.0
     expected_output_tokens: Annotated[int, Flag("output of a request that says nothing about it")] = 256
 
-    index_timeout_s: Annotated[float, Flag("how long the indexer may take; beyond it: no cache knowledge")] = 0.25
-    index_failures: Annotated[int, Flag("unanswered questions in a row after which the indexer is left alone")] = 3
+    index_timeout_s: Annotated[float, Flag("how long an indexer may take; beyond it: no cache knowledge")] = 0.25
+    index_failures: Annotated[int, Flag("unanswered questions in a row after which an indexer is left alone")] = 3
     index_pause_s: Annotated[float, Flag("how long it is left alone then")] = 1.0
     max_pending_requests: Annotated[int, Flag("route requests handled at the same time, waiting ones included")] = 4096
 

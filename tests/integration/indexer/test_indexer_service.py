@@ -205,14 +205,14 @@ async def test_json_events_are_understood_and_bad_ones_only_counted(cluster: Clu
 
 
 async def test_bad_questions_are_refused_with_a_reason(cluster: Cluster) -> None:
-    await cluster.indexer(max_query_keys=2)
+    running = await cluster.indexer(max_query_keys=2)
     worker = await cluster.worker("w1")
     bus = worker.service.bus
-    subject = bus.subjects.index_query(MODEL)
-    for keys, code in [(b"short", ErrorCode.INVALID_REQUEST), (block_keys(1, 2, 3), ErrorCode.PAYLOAD_TOO_LARGE)]:
-        with pytest.raises(RequestFailed) as refused:
-            await bus.request(subject, IndexQuery(model=MODEL, keys=keys), IndexReply, timeout_s=5.0)
-        assert refused.value.code is code
+    for subject in (bus.subjects.index_query(MODEL), bus.subjects.indexer_query(running.service.instance_id)):
+        for keys, code in [(b"short", ErrorCode.INVALID_REQUEST), (block_keys(1, 2, 3), ErrorCode.PAYLOAD_TOO_LARGE)]:
+            with pytest.raises(RequestFailed) as refused:
+                await bus.request(subject, IndexQuery(model=MODEL, keys=keys), IndexReply, timeout_s=5.0)
+            assert refused.value.code is code
     assert await depths(worker, 1, 2) == {}
     assert await depths(worker) == {}
 

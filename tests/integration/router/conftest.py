@@ -50,11 +50,13 @@ class Cluster:
     async def kvbm(self, name: str) -> FakeInstance:
         return await self.stack.enter_async_context(fake_kvbm(self.settings(name), MODEL))
 
-    async def client(self) -> Client:
+    async def client(self, service: str = "frontend", name: str = "client") -> Client:
+        """``service``: as what it is hosted; it is registered when the test says so."""
+
         async def start_client(service: Service, _settings: CommonSettings) -> Client:
             return Client(service)
 
-        running = await self.stack.enter_async_context(host("frontend", self.settings("client"), start_client))
+        running = await self.stack.enter_async_context(host(service, self.settings(name), start_client))
         assert isinstance(running.app, Client)
         return running.app
 

@@ -48,6 +48,7 @@ def test_a_binary_without_a_version_counts_as_too_old(tmp_path: Path) -> None:
 def test_the_configuration_holds_the_limits_and_ends_with_the_extra_text(tmp_path: Path) -> None:
     text = ServerConfig(store_dir=tmp_path, port=-1, ports_dir=tmp_path, extra="debug: true").render()
     assert "max_payload: 8388608" in text
+    assert 'ping_interval: "10s"' in text, "a cut-off member of a queue group gets its share of questions for minutes"
     assert f'store_dir: "{tmp_path}"' in text
     assert text.endswith("debug: true\n")
 
