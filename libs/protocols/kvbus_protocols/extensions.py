@@ -16,6 +16,7 @@ UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 ShortText = Annotated[str, Meta(max_length=256)]
 InstanceId = Annotated[int, Meta(ge=0)] | ShortText
+_LAST_TOKEN = (1 << 31) - 1  # no prompt is that long, and every wire format has room for it
 """Dynamo numbers its instances, here they have names."""
 
 FINISH_KINDS = ("stop", "length", "stop_sequence")
@@ -104,8 +105,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How long the blocks of the prompt's tokens [``start_token``, ``end_token``) are worth keeping (None: from its beginning, to
     its end). ``priority``: higher stays longer; ``class``: pinned blocks stay for ``ttl_s``, ephemeral ones go first."""
 
-    start_token: Annotated[int, Meta(ge=0)] | None = None
-    end_token: Annotated[int, Meta(ge=1)] | None = None
+    start_token: Annotated[int, Meta(ge=0, le=_LAST_TOKEN)] | None = None
+    end_token: Annotated[int, Meta(ge=1, le=_LAST_TOKEN)] | None = None
     priority: Annotated[int, Meta(ge=0, le=100)] | None = None
     ttl_s: Annotated[float, Meta(gt=0, le=30 * 86400)] | None = None
     kind: Literal["pinned", "normal", "ephemeral"] = "normal"
