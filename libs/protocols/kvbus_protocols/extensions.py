@@ -16,9 +16,9 @@ UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 ShortText = Annotated[str, Meta(max_length=256)]
 InstanceId = Annotated[int, Meta(ge=0)] | ShortText
-_LAST_TOKEN = (1 << 31) - 1  # no prompt is that long, and every wire format has room for it
 """Dynamo numbers its instances, here they have names."""
 
+_LAST_TOKEN = 2**31 - 1  # no prompt is that long, and every wire format has room for it
 FINISH_KINDS = ("stop", "length", "stop_sequence")
 MAX_RETENTION_RANGES = 64
 MAX_TAINTS = 64
