@@ -7,7 +7,7 @@ from random import Random
 from kvbus_router.adapters.index import IndexClient
 from kvbus_router.adapters.limits import LimitsStore
 from kvbus_router.adapters.metrics import RouterMetrics
-from kvbus_router.adapters.policies import make_policy
+from kvbus_router.adapters.policies import PolicyFailures, make_policy
 from kvbus_router.adapters.policy_classes import ClassesFile, load_classes
 from kvbus_router.core.dispatcher import Dispatcher
 from kvbus_router.core.limits import Thresholds
@@ -51,6 +51,7 @@ class RouterApp:
             Random(),
             unix_ms=lambda: time.time_ns() // 1_000_000,
             classes=classes,
+            policy_failed=PolicyFailures(self._clock, service.metrics, service.log),
         )
         metrics = self._metrics = RouterMetrics(service.metrics, self.dispatcher, self._clock)
         metrics.classes(classes)

@@ -23,6 +23,10 @@ class FirstPolicy:
         return estimates[0]
 
 
+class Nameless:
+    """It has no name, and cannot choose."""
+
+
 class Broken:
     def __init__(self) -> None:
         raise RuntimeError("no licence")
@@ -32,9 +36,9 @@ class Broken:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
         EntryPoint(name=name, value=f"{__name__}:{name}", group=policies.ENTRY_POINTS)
-        for name in ("FirstPolicy", "Broken")
+        for name in ("FirstPolicy", "Broken", "Nameless")
     ]
-    objects = {"FirstPolicy": FirstPolicy, "Broken": Broken}
+    objects = {"FirstPolicy": FirstPolicy, "Broken": Broken, "Nameless": Nameless}
     monkeypatch.setattr(EntryPoint, "load", lambda self: objects[self.name])
     monkeypatch.setattr(policies, "entry_points", lambda group: points if group == policies.ENTRY_POINTS else [])
 
@@ -48,6 +52,8 @@ def test_another_distribution_can_bring_a_policy() -> None:
 def test_a_policy_that_cannot_be_made_says_why() -> None:
     with pytest.raises(BadSettings, match="no licence"):
         policies.make_policy("Broken")
+    with pytest.raises(BadSettings, match="name"):
+        policies.make_policy("Nameless")
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))

@@ -14,7 +14,15 @@ from kvbus_router.core.eligibility import Verdict, why_no_room, why_not
 from kvbus_router.core.estimate import Bias, Estimate
 from kvbus_router.core.explaining import Rejected
 from kvbus_router.core.limits import Limits, Thresholds, Weights
-from kvbus_router.core.policies import KvPolicy, LearningPolicy, Outcome, RoutingPolicy
+from kvbus_router.core.policies import (
+    KvPolicy,
+    LearningPolicy,
+    OnPolicyFailed,
+    Outcome,
+    PolicyFailed,
+    RoutingPolicy,
+    let_fail,
+)
 from kvbus_router.core.roster import Roster
 from kvbus_router.core.sources import Holders
 from kvbus_router.core.state import RouterState
@@ -72,11 +80,19 @@ class _Looked:
 
 class Chooser:
     """``thresholds`` and ``routers``, the number of replicas including this one, may be changed at any time; they count from the
-    next choice on."""
+    next choice on. ``policy``: the name of what chooses. ``policy_failed`` is told when it cannot, and may raise; else `KvPolicy`
+    chooses in its place."""
 
     def __init__(
-        self, state: RouterState, limits: Limits, weights: Weights, policy: RoutingPolicy, rng: Random
+        self,
+        state: RouterState,
+        limits: Limits,
+        weights: Weights,
+        policy: RoutingPolicy,
+        rng: Random,
+        policy_failed: OnPolicyFailed = let_fail,
     ) -> None:
+        self.policy = policy.name
         self.thresholds = limits.thresholds
         self.affinity = SessionAffinity(Mode(limits.affinity), limits.max_sessions, limits.affinity_ttl_s)
         self.routers = 1
@@ -84,14 +100,12 @@ class Chooser:
         self._state = state
         self._weights = weights
         self._policy = policy
+        self._policy_failed = policy_failed
+        self._stand_in = KvPolicy()
         self._learner = policy if isinstance(policy, LearningPolicy) else None
         self._rng = rng
         # Who takes no notice of costs would not have come for the prefix.
         self._by_cost = isinstance(policy, KvPolicy)
-
-    @property
-    def policy(self) -> str:
-        return self._policy.name
 
     def may_run(self, request: RouteRequest) -> bool:
         """Whether there is a worker that may take the request, with room or without."""
@@ -174,12 +188,30 @@ class Chooser:
         worker = roster.get(bound)
         return bound if worker is not None and why_not(worker, request, self.thresholds) is None else ""
 
-    def choose(self, estimates: Sequence[Estimate]) -> Estimate:
-        return self._policy.choose(estimates, self._rng)
+    def choose(self, estimates: Sequence[Estimate]) -> tuple[Estimate, str]:
+        """One of them, and the name of the policy that chose it."""
+        try:
+            chosen_id = self._policy.choose(list(estimates), self._rng).worker_id
+        except Exception as problem:
+            failure = PolicyFailed(self.policy, "choose", repr(problem))
+            failure.__cause__ = problem
+        else:
+            chosen = next((estimate for estimate in estimates if estimate.worker_id == chosen_id), None)
+            if chosen is not None:
+                return chosen, self.policy
+            failure = PolicyFailed(self.policy, "not_eligible", repr(chosen_id))
+        self._policy_failed(failure)
+        return self._stand_in.choose(estimates, self._rng), self._stand_in.name
 
     def observe(self, outcome: Outcome) -> None:
-        if self._learner is not None:
+        if self._learner is None:
+            return
+        try:
             self._learner.observe(outcome)
+        except Exception as problem:
+            failure = PolicyFailed(self.policy, "observe", repr(problem))
+            failure.__cause__ = problem
+            self._policy_failed(failure)
 
     def _session_worker(self, request: RouteRequest, now: float) -> str:
         if request.session is None:

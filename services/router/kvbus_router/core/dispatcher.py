@@ -11,7 +11,7 @@ from kvbus_router.core.choosing import Chooser
 from kvbus_router.core.limits import Limits, Thresholds, Weights
 from kvbus_router.core.news import Heard
 from kvbus_router.core.placing import Placed, Placer
-from kvbus_router.core.policies import Outcome, RoutingPolicy
+from kvbus_router.core.policies import OnPolicyFailed, Outcome, RoutingPolicy, let_fail
 from kvbus_router.core.policy_classes import PolicyClasses, Traits
 from kvbus_router.core.scheduling import QueueScheduler, Refused, Settled, pinned_gone, refused
 from kvbus_router.core.state import RouterState
@@ -46,11 +46,12 @@ class Dispatcher:
         *,
         unix_ms: Callable[[], int] = lambda: 0,
         classes: PolicyClasses = ONE_CLASS,
+        policy_failed: OnPolicyFailed = let_fail,
     ) -> None:
         self.state = RouterState(limits, weights.expected_output_tokens)
         self.limits = limits
         self.room = WaitingRoom(limits)
-        self._chooser = Chooser(self.state, limits, weights, policy, rng)
+        self._chooser = Chooser(self.state, limits, weights, policy, rng, policy_failed)
         self._placer = Placer(router_id, self.state, self._chooser, self.room, limits, weights, unix_ms)
         self._scheduler = QueueScheduler(self.state, self._chooser, self._placer, self.room, limits, classes)
         self.affinity = self._chooser.affinity

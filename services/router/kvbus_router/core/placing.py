@@ -64,11 +64,11 @@ class Placer:
             if weighed.only:
                 self._room.wait_for(item, weighed.only)
             return None
-        chosen = self._chooser.choose(weighed.estimates)
+        chosen, policy = self._chooser.choose(weighed.estimates)
         if self._follows(item, chosen, weighed.full, now):
             return None
         queued_s = now - item.arrived_at
-        decided = self._decided(item, weighed, chosen, queued_s)
+        decided = self._decided(item, weighed, policy, chosen, queued_s)
         self.decisions.add(decided)
         decision = self._decision(item, chosen)
         self._reserve(request, decision, chosen, now)
@@ -78,7 +78,7 @@ class Placer:
             incarnation=chosen.incarnation,
             cached_tokens=chosen.cached_tokens,
             onboard_tokens=chosen.onboard_tokens,
-            policy=self._chooser.policy,
+            policy=policy,
             queued_s=queued_s,
             explanation=explanation(decided, self._router_id) if request.explain else None,
         )
@@ -88,7 +88,7 @@ class Placer:
         """What would become of the request now. Nothing is placed, and the policy is not asked: it may count its choices."""
         inflight = self._state.inflight.depths(item.request.keys, now)
         weighed = self._chooser.weigh(item.request, item.matches, inflight, now, everyone=True)
-        return explanation(self._decided(item, weighed, None, 0.0), self._router_id)
+        return explanation(self._decided(item, weighed, self._chooser.policy, None, 0.0), self._router_id)
 
     def explain_placed(self, request_id: str) -> RouteExplanation | None:
         decided = self.decisions.get(request_id)
@@ -151,7 +151,7 @@ class Placer:
             return
         affinity.bind(key, decision.worker_id, decided_ms=decision.decided_ms, router_id=decision.router_id, now=now)
 
-    def _decided(self, item: Item, weighed: Weighed, chosen: Estimate | None, queued_s: float) -> Decided:
+    def _decided(self, item: Item, weighed: Weighed, policy: str, chosen: Estimate | None, queued_s: float) -> Decided:
         request = item.request
         best, rejected, left_out = ranked(
             weighed.estimates, chosen, weighed.rejected, self._limits.max_explained_workers
@@ -159,7 +159,7 @@ class Placer:
         return Decided(
             request_id=request.request_id,
             model=request.model,
-            policy=self._chooser.policy,
+            policy=policy,
             policy_class=item.policy_class.name,
             tenant=request.tenant,
             prompt_tokens=request.prompt_tokens,

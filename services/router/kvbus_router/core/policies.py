@@ -21,7 +21,9 @@ class RoutingPolicy(Protocol):
         """What a placement says about how it was made."""
 
     def choose(self, estimates: Sequence[Estimate], rng: Random) -> Estimate:
-        """One of ``estimates``: never empty, only workers that may take the request and have room, in a stable order."""
+        """One of ``estimates``: never empty, only workers that may take the request and have room, in a stable order.
+
+        If it raises, or returns anything else, a router takes the choice of `KvPolicy`."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -40,6 +42,25 @@ class LearningPolicy(RoutingPolicy, Protocol):
     def observe(self, outcome: Outcome) -> None:
         """A request that this policy placed has its first token. Requests that never had one are not reported: nobody can tell a
         slow worker from a client that went away. Called in the order of the first tokens, not of the choices."""
+
+
+class PolicyFailed(Exception):
+    """``kind``: ``choose`` or ``observe`` when that raised (see the cause), ``not_eligible`` when the choice is none of the workers
+    that there were."""
+
+    def __init__(self, policy: str, kind: str, reason: str) -> None:
+        super().__init__(f"policy {policy}: {kind}: {reason}")
+        self.policy = policy
+        self.kind = kind
+        self.reason = reason
+
+
+OnPolicyFailed = Callable[[PolicyFailed], None]
+
+
+def let_fail(failure: PolicyFailed) -> None:
+    """For simulations and tests, which are to say what the policy does and not what `KvPolicy` does in its place."""
+    raise failure
 
 
 class KvPolicy:
