@@ -105,7 +105,10 @@ def _chains(held: Held) -> Iterator[_Chains | None]:
     """Blocks one after the other, as long as each has a child: half the size, and stored many times faster. None is a pause."""
     child_of: dict[int, int] = {}
     heads: list[tuple[int, int]] = []
-    owned = set(held.keys)
+    owned: set[int] = set()
+    for first in range(0, len(held.keys), SLICE_BLOCKS):
+        owned.update(held.keys[first : first + SLICE_BLOCKS])
+        yield None
     for number, (key, parent) in enumerate(zip(held.keys, held.parents, strict=True)):
         if parent == key or parent not in owned or parent in child_of:
             heads.append((key, parent))
