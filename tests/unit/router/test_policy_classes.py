@@ -91,6 +91,10 @@ def test_hints_are_cut_to_what_the_class_allows_and_its_own_come_on_top() -> Non
         (b'[[class]]\nname = "a"\n[[class]]\nname = "a"', "twice"),
         (b'[[class]]\nname = "default"\ntenants = ["x"]', "fits no other"),
         (b'[[class]]\nname = "a"\nmin_uncached_tokens = 5\nmax_uncached_tokens = 4', "below"),
+        (b"a = " + b"[" * 100_000, "deep"),
+        (b"a = " + b"{a=" * 3_000, "deep"),
+        (b"a = " + b"9" * 5_000, "digits"),
+        (b"\xff", "utf-8"),
     ],
 )
 def test_a_file_that_makes_no_sense_says_where(text: bytes, word: str) -> None:

@@ -121,7 +121,9 @@ def read_classes(data: bytes) -> PolicyClasses:
         raise BadClasses(f"it has {len(data)} bytes; at most {MAX_FILE_BYTES} are read")
     try:
         file = msgspec.convert(tomllib.loads(data.decode()), _File)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as problem:
+    except RecursionError as problem:
+        raise BadClasses("it is nested too deeply") from problem
+    except (ValueError, msgspec.ValidationError) as problem:  # no UTF-8, no TOML, an endless number, no such fields
         raise BadClasses(str(problem)) from problem
     classes = file.classes
     if len(classes) > MAX_CLASSES:
