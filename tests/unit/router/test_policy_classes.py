@@ -94,7 +94,6 @@ def test_hints_are_cut_to_what_the_class_allows_and_its_own_come_on_top() -> Non
         (b"a = " + b"[" * 100_000, "deep"),
         (b"a = " + b"{a=" * 3_000, "deep"),
         (b"a = " + b"9" * 5_000, "digits"),
-        (b"\xff", "utf-8"),
     ],
 )
 def test_a_file_that_makes_no_sense_says_where(text: bytes, word: str) -> None:
