@@ -12,6 +12,9 @@ from kvbus_runtime.settings import CommonSettings, Flag, parse_settings
 FAILED = 1
 """Exit status: there is no answer."""
 
+BAD_USAGE = 2
+"""Exit status: nothing can be asked like that."""
+
 
 class ToolSettings(CommonSettings, frozen=True, kw_only=True):
     """Where the bus is, and the form of the answer."""
@@ -30,9 +33,9 @@ def tool_settings(kind: type[S], verb: str, description: str, argv: Sequence[str
     return settings
 
 
-def failed(verb: str, problem: object) -> int:
+def failed(verb: str, problem: object, status: int = FAILED) -> int:
     print(f"kvbus {verb}: {problem}", file=sys.stderr)
-    return FAILED
+    return status
 
 
 def print_json(value: object) -> None:

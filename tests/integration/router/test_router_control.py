@@ -180,6 +180,7 @@ async def test_the_command_shows_and_changes_limits_and_explains(cluster: Any, n
     changed = await kvbus("router", "limits", "--busy-waiting-tokens", "5000", "--cordon", "w7,w8")
     assert changed.returncode == 0, changed.stderr
     assert "5000 *" in changed.stdout
+    assert "there is no worker w7 now" in changed.stderr
     shown = await kvbus("router", "limits", "--json")
     (limits,) = json.loads(shown.stdout)
     assert (limits["router_id"], limits["in_force"]["cordoned"]) == ("router-1", ["w7", "w8"])

@@ -10,6 +10,7 @@ from kvbus_cli.index.digest import compared
 from kvbus_cli.index.query import holdings
 from kvbus_cli.index.top import together
 from kvbus_cli.prompt.keys import KeyedPrompt
+from kvbus_cli.tool import BAD_USAGE
 from kvbus_testkit.index_events import a_kvbm, a_worker
 from kvbus_wire.indexer import (
     FeedDigest,
@@ -25,7 +26,7 @@ from kvbus_wire.records import InstanceRecord
 
 
 def test_the_deepest_holder_comes_first_and_blocks_become_tokens() -> None:
-    prompt = KeyedPrompt(model="m", tokens=50, block_size=16, keys=bytes(48))
+    prompt = KeyedPrompt(model="m", tokens=50, block_size=16, keys=bytes(48), context_length=99)
     told = holdings(
         prompt,
         [
@@ -146,5 +147,5 @@ def test_an_indexer_that_does_not_answer_is_a_problem() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--text", "a"], ["--text", "a", "--tokens", "1", "--model", "m"]])
 def test_a_query_needs_one_prompt_and_a_model(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", "query", *arguments]) == 1
+    assert main(["index", "query", *arguments]) == BAD_USAGE
     assert "kvbus index query: give" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from kvbus_cli.asking import NotAnswered, Reply, ask_each, run
-from kvbus_cli.index.tables import print_table, right_aligned
+from kvbus_cli.tables import print_table, right_aligned
 from kvbus_cli.tool import FAILED, ToolSettings, failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.settings import Flag

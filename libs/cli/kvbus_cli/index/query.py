@@ -6,11 +6,11 @@ import msgspec
 
 from kvbus_blocks.keys import KEY_BYTES
 from kvbus_cli.asking import NotAnswered, ask_one, run
-from kvbus_cli.index.tables import print_table, right_aligned
 from kvbus_cli.prompt.client import PromptFailed
-from kvbus_cli.prompt.keys import KeyedPrompt, PromptSettings
+from kvbus_cli.prompt.keys import KeyedPrompt, PromptSettings, keyed_prompt
 from kvbus_cli.prompt.request_file import BadRequestFile
-from kvbus_cli.tool import failed, print_json, tool_settings
+from kvbus_cli.tables import print_table, right_aligned
+from kvbus_cli.tool import BAD_USAGE, failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_wire.indexer import IndexQuery, IndexReply, Match
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         PromptSettings, "index query", "Show which instances hold how much of a prompt, in which tier.", argv
     )
     try:
-        prompt = settings.keyed()
+        prompt = keyed_prompt(settings.url, settings.request, settings.headers)
 
         async def ask(bus: Bus) -> IndexReply:
             query = IndexQuery(model=prompt.model, keys=prompt.keys, counts=False)
@@ -48,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
             return reply
 
         told = holdings(prompt, run(settings, "indexer", ask).matches)
-    except (BadRequestFile, NotAnswered, PromptFailed) as failure:
+    except BadRequestFile as failure:
+        return failed("index query", failure, BAD_USAGE)
+    except (NotAnswered, PromptFailed) as failure:
         return failed("index query", failure)
     if settings.json:
         print_json(told)

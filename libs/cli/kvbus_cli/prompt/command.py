@@ -13,7 +13,7 @@ from kvbus_cli.prompt.client import PromptFailed, fetch_prompt
 from kvbus_cli.prompt.difference import Difference, difference
 from kvbus_cli.prompt.hints import Compared, hints
 from kvbus_cli.prompt.report import difference_report, prompt_report
-from kvbus_cli.prompt.request_file import BadRequestFile, read_request
+from kvbus_cli.prompt.request_file import BadRequestFile, read_request, request_headers
 from kvbus_cli.server_address import DEFAULT_URL
 from kvbus_protocols.prompt_view import PromptApi, PromptRule
 
@@ -65,22 +65,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     try:
-        headers = _headers(arguments.header, arguments.api_key)
+        headers = request_headers(arguments.header, arguments.api_key)
         return _render(arguments, headers) if arguments.verb == "render" else _diff(arguments, headers)
     except (BadRequestFile, PromptFailed) as failure:
         print(f"kvbus prompt: {failure}", file=sys.stderr)
         return FAILED
-
-
-def _headers(given: Iterable[str], api_key: str) -> dict[str, str]:
-    """Raise BadRequestFile."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    for line in given:
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip():
-            raise BadRequestFile(f"--header takes NAME:VALUE, not {line!r}")
-        headers[name.strip()] = value.strip()
-    return headers
 
 
 def _render(arguments: argparse.Namespace, headers: Mapping[str, str]) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kvbus_cli.prompt.client import fetch_prompt
-from kvbus_cli.prompt.request_file import BadRequestFile, RequestFile, read_request
+from kvbus_cli.prompt.request_file import BadRequestFile, RequestFile, read_request, request_headers
 from kvbus_cli.server_address import DEFAULT_URL
 from kvbus_cli.tool import ToolSettings
 from kvbus_runtime.settings import Flag
@@ -21,21 +21,30 @@ class PromptSettings(ToolSettings, frozen=True, kw_only=True):
     model: Annotated[str, Flag("model of the prompt (empty: that of the body)", metavar="NAME")] = ""
     url: Annotated[str, Flag("a frontend, which makes the block keys of the prompt")] = DEFAULT_URL
     api_key: Annotated[str, Flag("sent to it as bearer token", secret=True)] = ""
+    header: Annotated[tuple[str, ...], Flag("headers of the request", metavar="NAME:VALUE,..")] = ()
+    tenant: Annotated[str, Flag("cache salt of the request: the header x-tenant-id", metavar="SALT")] = ""
 
-    def keyed(self) -> "KeyedPrompt":
-        """Raise BadRequestFile, PromptFailed."""
-        asked = request_of(model=self.model, text=self.text, tokens=self.tokens, messages=self.messages)
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return keyed_prompt(self.url, asked, headers)
+    @property
+    def request(self) -> RequestFile:
+        """Raise BadRequestFile."""
+        return request_of(model=self.model, text=self.text, tokens=self.tokens, messages=self.messages)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the request. Raise BadRequestFile."""
+        tenant = {"X-Tenant-Id": self.tenant} if self.tenant else {}
+        return request_headers(self.header, self.api_key) | tenant
 
 
 class KeyedPrompt(msgspec.Struct, frozen=True):
-    """``model``: as the workers call it; ``tokens``: of the whole prompt; ``keys``: packed, of its whole blocks."""
+    """``model``: as the workers call it; ``tokens``: of the whole prompt; ``keys``: packed, of its whole blocks;
+    ``context_length``: tokens that prompt and answer may have."""
 
     model: str
     tokens: int
     block_size: int
     keys: bytes
+    context_length: int
 
 
 def request_of(*, model: str, text: str, tokens: str, messages: str) -> RequestFile:
@@ -66,4 +75,4 @@ def keyed_prompt(url: str, request: RequestFile, headers: Mapping[str, str]) -> 
     """Ask the frontend at ``url``. Raise PromptFailed."""
     view = fetch_prompt(url, request, headers)
     keys = b"".join(bytes.fromhex(block.key) for block in view.blocks)
-    return KeyedPrompt(view.served_model, view.count, view.block_size, keys)
+    return KeyedPrompt(view.served_model, view.count, view.block_size, keys, view.max_model_len)

@@ -1,7 +1,7 @@
-"""A request's body from a file, and which API it belongs to."""
+"""A request's body from a file, which API it belongs to, and its headers."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,17 @@ def read_request(name: str, api: PromptApi | None) -> RequestFile:
     if not isinstance(fields, dict):
         raise BadRequestFile(f"{name} is no request body: it is not a JSON object")
     return RequestFile(name, body, fields, api or api_of(fields))
+
+
+def request_headers(given: Iterable[str], api_key: str) -> dict[str, str]:
+    """``given``: as NAME:VALUE. Raise BadRequestFile."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    for line in given:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise BadRequestFile(f"--header takes NAME:VALUE, not {line!r}")
+        headers[name.strip()] = value.strip()
+    return headers
 
 
 def api_of(fields: Mapping[str, Any]) -> PromptApi:

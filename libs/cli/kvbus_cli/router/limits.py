@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from rich.console import Console
-
-from kvbus_cli.asking import NotAnswered, Reply, ask_each, ask_one, run
+from kvbus_cli.asking import NotAnswered, Reply, ask_each, ask_one, instances, run
 from kvbus_cli.router.tables import limits_lines, limits_table
+from kvbus_cli.tables import print_table
 from kvbus_cli.tool import FAILED, ToolSettings, failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.settings import Flag
@@ -46,12 +45,17 @@ def main(argv: Sequence[str]) -> int:
     settings = tool_settings(
         LimitSettings,
         "router limits",
-        "Show the limits of workers that are in force at each router, or change them for all routers.",
+        "Show the limits of workers that are in force at each router, or change them for all routers. The exit status is "
+        f"{DISAGREE} when the routers differ.",
         argv,
     )
     change = settings.change
 
     async def ask(bus: Bus) -> list[Reply]:
+        if settings.cordon:
+            known = {record.instance_id for record in await instances(bus, "worker")}
+            for worker_id in sorted(set(settings.cordon) - known):
+                failed("router limits", f"there is no worker {worker_id} now; should it come, it is cordoned")
         if change is not None:
             changed: RouterLimits = await ask_one(bus, bus.subjects.routers_control, change, RouterLimits)
             return [Reply(changed.router_id, changed)]
@@ -65,10 +69,7 @@ def main(argv: Sequence[str]) -> int:
     if settings.json:
         print_json(told)
     else:
-        console = Console(highlight=False)
-        console.print(limits_table(told))
-        for line in limits_lines(told):
-            console.print(line, soft_wrap=True)
+        print_table(limits_table(told), *limits_lines(told))
     for reply in replies:
         if reply.problem:
             failed("router limits", f"{reply.instance_id}: {reply.problem}")

@@ -5,12 +5,25 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from kvbus_cli.tables import right_aligned
 from kvbus_wire.router import RouteExplanation, RouterLimits, WorkerLimits, WorkerTerms
+
+_TERMS = (
+    *("cost", "TTFT", "wait", "onboard", "prefill", "work", "decode", "affinity", "taints"),
+    *("G1", "in flight", "onboarded", "to compute", "waiting", "requests"),
+)
+_NOTHING = ("-", "0", "0/0")
+"""What a term shows that says nothing."""
 
 
 def explanation_lines(told: RouteExplanation) -> Iterator[Text]:
     """What holds for the request as a whole."""
-    where = f"{told.request_id} went to {told.worker_id}" if told.worker_id else "nothing was placed; cheapest first"
+    if told.worker_id:
+        where = f"{told.request_id} went to {told.worker_id}"
+    elif any(not terms.verdict for terms in told.workers):
+        where = "nothing was placed; cheapest first"
+    else:
+        where = "nothing was placed: no worker can take it"
     yield Text(where, style="bold")
     facts = [f"{told.model} · {told.prompt_tokens} tokens · policy {told.policy} · by {told.router_id}"]
     if told.policy_class:
@@ -28,26 +41,29 @@ def explanation_lines(told: RouteExplanation) -> Iterator[Text]:
 
 
 def explanation_table(told: RouteExplanation) -> Table:
-    """One row per worker; times in seconds, sizes in tokens."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("worker")
-    headings = ("cost", "TTFT", "wait", "onboard", "prefill", "work", "decode", "affinity", "taints")
-    for name in (*headings, "G1", "in flight", "onboarded", "to compute", "waiting", "requests"):
-        table.add_column(name, justify="right")
+    """One row per worker; times in seconds, sizes in tokens. A term that is nothing for all of them has no column."""
+    able = [terms for terms in told.workers if not terms.verdict]
+    rows = [_row(terms) for terms in able]
+    shown = [at for at in range(len(_TERMS)) if any(row[at] not in _NOTHING for row in rows)]
+    table = right_aligned("worker", *(_TERMS[at] for at in shown))
+    if len(able) < len(told.workers):
+        table.add_column("why not")
+    for terms, row in zip(able, rows, strict=True):
+        style = "green" if terms.worker_id == told.worker_id else None
+        table.add_row(terms.worker_id, *(row[at] for at in shown), style=style)
     for terms in told.workers:
         if terms.verdict:
-            table.add_row(terms.worker_id, Text(terms.verdict.replace("_", " "), style="yellow"), style="dim")
-        else:
-            table.add_row(*_row(terms), style="green" if terms.worker_id == told.worker_id else None)
+            verdict = Text(terms.verdict.replace("_", " "), style="yellow")
+            table.add_row(terms.worker_id, *("" for _ in shown), verdict, style="dim")
     if told.left_out:
         table.caption, table.caption_justify = f"and {told.left_out} more workers", "left"
     return table
 
 
 def _row(terms: WorkerTerms) -> list[str]:
+    """In the order of `_TERMS`."""
     onboarded = " ".join(f"{part.source}:{part.tokens}" for part in terms.onboard)
     return [
-        terms.worker_id,
         seconds(terms.cost_s),
         seconds(terms.ttft_s),
         seconds(terms.wait_s),
@@ -72,10 +88,7 @@ def seconds(value: float) -> str:
 
 def limits_table(told: Sequence[RouterLimits]) -> Table:
     """One column per router; a star marks what was changed at run time."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("limit")
-    for limits in told:
-        table.add_column(f"{limits.router_id} (revision {limits.revision})", justify="right")
+    table = right_aligned("limit", *(f"{limits.router_id} (revision {limits.revision})" for limits in told))
     for name in WorkerLimits.__struct_fields__:
         table.add_row(name, *(_limit(limits, name) for limits in told))
     return table
