@@ -75,7 +75,8 @@ class PrefixIndex(Protocol):
     def match(self, keys: Sequence[int]) -> Mapping[Owner, int]:
         """Depth of the leading part of the chain that each owner holds; only owners with at least 1.
 
-        The chain must be one: of keys that do not follow each other any depth may be told.
+        The chain must be one: of keys that do not follow each other any depth may be told. One key alone, wherever its block lies,
+        tells who holds everything down to it.
         """
 
     def owners(self) -> list[Owner]:

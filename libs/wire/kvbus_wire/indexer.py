@@ -101,7 +101,7 @@ class RankPrefixes(Message, frozen=True):
 
 class UsedPrefix(Part, frozen=True):
     """A prefix of ``depth`` blocks that ends with the block ``key`` (short key). ``reads``: queries that began with it, counted for
-    some time (older ones weigh less); ``owners``: instances that held all of it at the last of them."""
+    some time (older ones weigh less); ``owners``: instances that hold all of it now."""
 
     model: str
     key: int

@@ -35,6 +35,15 @@ def test_the_jump_search_finds_every_end(index: PrefixIndex, length: int, held: 
     assert index.match(chain) == {A: min(held, length), B: min(held // 2 + 1, length)}
 
 
+def test_one_key_alone_tells_who_holds_everything_down_to_it(index: PrefixIndex) -> None:
+    index.store(A, None, [1, 2, 3])
+    index.store(B, None, [1, 2])
+    index.store(A2, 2, [3])
+    assert set(index.match([2])) == {A, B}
+    assert set(index.match([3])) == {A}
+    assert not index.match([4])
+
+
 def test_two_branches_below_one_parent_are_told_apart(index: PrefixIndex) -> None:
     index.store(A, None, [1, 2, 3])
     index.store(A, 1, [20, 30])

@@ -17,7 +17,15 @@ from kvbus_testkit.instances import FakeInstance, block_keys, fake_worker
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.timing import eventually
 from kvbus_testkit.up import run_kvbus
-from kvbus_wire.indexer import DescribeIndex, IndexDescription, IndexQuery, IndexReply, SilentWorker
+from kvbus_wire.indexer import (
+    DescribeIndex,
+    IndexDescription,
+    IndexQuery,
+    IndexReply,
+    IndexUse,
+    RankPrefixes,
+    SilentWorker,
+)
 from kvbus_wire.router import Progress
 
 MODEL = "tiny/model"
@@ -114,6 +122,25 @@ async def test_an_indexer_describes_itself(cluster: Cluster) -> None:
     assert told.silent == (SilentWorker(instance_id="mute", why="declared"),)
 
 
+async def test_a_prefix_that_was_asked_for_before_it_was_stored_is_held_by_who_holds_it_now(cluster: Cluster) -> None:
+    for _ in range(8):
+        await cluster.ask(1, 2, 3, 4)
+    await cluster.worker.store(1, 2, 3, 4)
+    bus = cluster.worker.service.bus
+
+    async def told() -> list[tuple[int, int]]:
+        uses = [
+            await bus.request(bus.subjects.indexer_control(name), RankPrefixes(), IndexUse, timeout_s=5.0)
+            for name in ("i1", "i2")
+        ]
+        return [(prefix.depth, prefix.owners) for use in uses for prefix in use.prefixes]
+
+    async def all_held() -> bool:
+        return set(await told()) == {(4, 1)}
+
+    await eventually(all_held)  # type: ignore[arg-type]
+
+
 async def test_the_tools_show_uses_digests_and_what_is_wrong(cluster: Cluster) -> None:
     await cluster.worker.store(*range(1, 9))
     status, told = await cluster.tool("index", "digest", "--feeds", "--wait-s", "10")
@@ -126,6 +153,9 @@ async def test_the_tools_show_uses_digests_and_what_is_wrong(cluster: Cluster) -
     (model,) = used["models"]
     assert (model["asked"], model["found"], model["stored"]) == (32, 32, 8)
     assert [(p["depth"], p["reads"], p["owners"]) for p in used["prefixes"]] == [(8, 4.0, 1)]
+    unknown = await asyncio.to_thread(run_kvbus, "index", "top", "--model", "unheard-of", *cluster.where)
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "'unheard-of'" in unknown.stderr
     status, report = await cluster.tool("doctor")
     assert (status, report["healthy"]) == (1, False)
     levels = {finding["about"]: finding["level"] for finding in report["findings"]}

@@ -22,6 +22,7 @@ from kvbus_wire.indexer import (
     SilentWorker,
     UsedPrefix,
 )
+from kvbus_wire.packing import short_key
 from kvbus_wire.records import InstanceRecord
 
 
@@ -53,7 +54,21 @@ def test_reads_of_replicas_add_up_and_writes_do_not() -> None:
     told = together([use("i1", 80, 10, (1, 4, 5.0, 2), (2, 8, 3.0, 1)), use("i2", 10, 12, (1, 4, 7.0, 1))], 1)
     assert told.indexers == ["i1", "i2"]
     assert (told.models[0].asked, told.models[0].found, told.models[0].stored) == (200, 90, 12)
-    assert [(p.key, p.reads, p.owners) for p in told.prefixes] == [(1, 12.0, 2)]
+    assert [(p.key, p.reads, p.owners) for p in told.prefixes] == [("0100000000000000", 12.0, 2)]
+
+
+def test_a_prefix_is_named_as_events_and_rendered_prompts_name_its_last_block() -> None:
+    key = bytes.fromhex("2ffa08fb6bbba1e300112233445566ff")
+    told = together([use("i1", 1, 1, (short_key(key), 4, 1.0, 1))], 5)
+    assert key.hex().startswith(told.prefixes[0].key)
+
+
+@pytest.mark.parametrize("limit", ["0", "-3"])
+def test_a_limit_that_shows_nothing_is_bad_usage(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["index", "top", "--limit", limit])
+    assert ended.value.code == BAD_USAGE
+    assert "limit must be at least 1" in capsys.readouterr().err
 
 
 def digest(indexer: str, entries: int, digest: str = "same") -> IndexDigest:

@@ -6,7 +6,8 @@ import pytest
 
 from kvbus_cli import asking
 from kvbus_cli.__main__ import main
-from kvbus_cli.tool import print_json
+from kvbus_cli.index.top import TopSettings
+from kvbus_cli.tool import ToolSettings, own_variables, print_json
 from kvbus_wire.indexer import IndexDigest, Match
 
 
@@ -16,6 +17,18 @@ def test_json_has_every_field_whatever_the_bus_leaves_out(capsys: pytest.Capture
     told = json.loads(capsys.readouterr().out)
     assert told["digest"]["feeds"] == []
     assert told["matches"] == [{"instance_id": "a", "tier": "g1", "depth": 1, "predicted": False}]
+
+
+def test_a_variable_of_one_tool_does_not_trouble_another() -> None:
+    env = {
+        "KVBUS_CLI_URL": "http://h",
+        "KVBUS_CLI_LIMIT": "3",
+        "KVBUS_CLI_JSON": "1",
+        "KVBUS_NATS": "nats://h:1",
+        "PATH": "/",
+    }
+    assert set(env) - set(own_variables(ToolSettings, env)) == {"KVBUS_CLI_URL", "KVBUS_CLI_LIMIT"}
+    assert set(env) - set(own_variables(TopSettings, env)) == {"KVBUS_CLI_URL"}
 
 
 @pytest.mark.parametrize("verb", [["doctor"], ["index", "top"], ["trace", "record", "/dev/null"]])

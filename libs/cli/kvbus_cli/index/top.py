@@ -19,13 +19,32 @@ class TopSettings(ToolSettings, frozen=True, kw_only=True):
     model: Annotated[str, Flag("only this model", metavar="NAME")] = ""
     limit: Annotated[int, Flag("how many prefixes to show")] = 20
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.limit < 1:
+            raise ValueError("limit must be at least 1")
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    """``key``: the first half of its last block's key, in hexadecimal, as in `kvbus events`; the others as in `UsedPrefix`."""
+
+    model: str
+    key: str
+    depth: int
+    reads: float
+    owners: int
+
+    @classmethod
+    def of(cls, used: UsedPrefix) -> "Prefix":
+        return cls(used.model, used.key.to_bytes(8, "little").hex(), used.depth, used.reads, used.owners)
+
 
 class Use(msgspec.Struct, frozen=True):
     """What `kvbus index top --json` prints: the counts of all indexers together."""
 
     indexers: list[str]
     models: list[ModelUse]
-    prefixes: list[UsedPrefix]
+    prefixes: list[Prefix]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,11 +56,13 @@ def main(argv: Sequence[str]) -> int:
     )
 
     async def ask(bus: Bus) -> list[IndexUse]:
-        question = RankPrefixes(model=settings.model, limit=max(1, settings.limit))
+        question = RankPrefixes(model=settings.model, limit=settings.limit)
         replies = await ask_each(bus, "indexer", bus.subjects.indexer_control, question, IndexUse)
         told = [reply.message for reply in replies if isinstance(reply.message, IndexUse)]
         if not told:
             raise NotAnswered("; ".join(f"{reply.instance_id}: {reply.problem}" for reply in replies))
+        if settings.model and not any(use.models for use in told):
+            raise NotAnswered(f"no indexer has heard of the model {settings.model!r}")
         return told
 
     try:
@@ -70,8 +91,8 @@ def together(told: Iterable[IndexUse], limit: int) -> Use:
                 owners = max(before.owners, prefix.owners)
                 prefix = msgspec.structs.replace(prefix, reads=before.reads + prefix.reads, owners=owners)
             prefixes[name] = prefix
-    best = sorted(prefixes.values(), key=lambda p: (p.reads * p.depth, p.depth), reverse=True)[: max(0, limit)]
-    return Use(indexers, sorted(models.values(), key=lambda m: m.model), best)
+    best = sorted(prefixes.values(), key=lambda p: (p.reads * p.depth, p.depth), reverse=True)[:limit]
+    return Use(indexers, sorted(models.values(), key=lambda m: m.model), list(map(Prefix.of, best)))
 
 
 def _both(one: ModelUse, other: ModelUse) -> ModelUse:
@@ -95,6 +116,6 @@ def _show(use: Use) -> None:
     prefixes = right_aligned("prefix", "model", "blocks", "reads", "held by", "reads x blocks", first=2)
     for p in use.prefixes:
         reads, product = f"{p.reads:.1f}", f"{p.reads * p.depth:.0f}"
-        prefixes.add_row(f"{p.key:016x}", p.model, str(p.depth), reads, str(p.owners), product)
+        prefixes.add_row(p.key, p.model, str(p.depth), reads, str(p.owners), product)
     print_table(models, f"{len(use.indexers)} indexers: {', '.join(use.indexers)}", "in blocks:")
     print_table(prefixes, "", "prefixes (an older use counts less):" if use.prefixes else "nothing was asked for yet")

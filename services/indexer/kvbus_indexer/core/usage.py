@@ -22,7 +22,6 @@ class Used(msgspec.Struct):
     key: int
     depth: int
     reads: float
-    owners: int
     parent: int
 
 
@@ -61,20 +60,16 @@ class Usage:
 
     def read(self, model: str, keys: Sequence[int], matches: Sequence[Match], now: float) -> None:
         """A query with this chain was answered so."""
-        depths = sorted((match.depth for match in matches if not match.predicted), reverse=True)
         if model not in self._models and len(self._models) >= self._max_models:
             return
         counts = self._models.setdefault(model, ModelCounts())
         counts.asked += len(keys)
-        counts.found += depths[0] if depths else 0
+        counts.found += max((match.depth for match in matches if not match.predicted), default=0)
         self._age(now)
         above = 0
-        owners = len(depths)
         for depth in counted_depths(len(keys)):
-            while owners and depths[owners - 1] < depth:
-                owners -= 1
             key = keys[depth - 1]
-            self._count(model, key, depth, owners, above)
+            self._count(model, key, depth, above)
             above = key
 
     def top(self, model: str, limit: int) -> list[Used]:
@@ -92,15 +87,14 @@ class Usage:
         distinct = (used for used in best if followed.get((used.model, used.key), 0.0) < 0.9 * used.reads)
         return [used for used, _ in zip(distinct, range(limit), strict=False)]
 
-    def _count(self, model: str, key: int, depth: int, owners: int, above: int) -> None:
+    def _count(self, model: str, key: int, depth: int, above: int) -> None:
         used = self._used.get((model, key))
         if used is None:
             if len(self._used) >= 2 * self._max_prefixes:
                 most = sorted(self._used.items(), key=lambda item: item[1].reads, reverse=True)
                 self._used = dict(most[: self._max_prefixes])
-            used = self._used[model, key] = Used(model, key, depth, 0.0, owners, above)
+            used = self._used[model, key] = Used(model, key, depth, 0.0, above)
         used.reads += 1
-        used.owners = owners
 
     def _age(self, now: float) -> None:
         if self._halved_at is None:

@@ -113,7 +113,18 @@ class ControlHandler:
             indexer_id=self._indexer_id,
             models=tuple(models[:MAX_NAMED]),
             prefixes=tuple(
-                UsedPrefix(model=u.model, key=u.key, depth=u.depth, reads=round(u.reads, 2), owners=u.owners)
+                UsedPrefix(
+                    model=u.model,
+                    key=u.key,
+                    depth=u.depth,
+                    reads=round(u.reads, 2),
+                    owners=self._owners(u.model, u.key),
+                )
                 for u in used
             ),
         )
+
+    def _owners(self, model: str, key: int) -> int:
+        """Instances that hold the prefix now. It may be read often before anybody has stored it: a burst of equal prompts is."""
+        index = self._catalog.content.indexes.get(model)
+        return 0 if index is None else len({owner.instance_id for owner in index.match([key])})
