@@ -187,7 +187,7 @@ def test_nothing_is_restored_into_a_catalog_that_answers_already() -> None:
 
 def test_between_two_pauses_only_so_many_blocks_are_handled() -> None:
     catalog, after = a_catalog(long_chains(3)), a_catalog()
-    assert len([part for part in saving(catalog) if isinstance(part, Pause)]) == 6
+    assert len([part for part in saving(catalog) if isinstance(part, Pause)]) == 9
     header, feeds = read_checkpoint(save(catalog))
     after.begin_restore(header.stream_seq)
     assert len(list(checkpoint.restore(after, next(feeds), 0.0))) == 3
