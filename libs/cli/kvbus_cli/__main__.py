@@ -62,6 +62,14 @@ def overview() -> str:
     return "\n".join(lines)
 
 
+def of_group(group: str) -> str:
+    """The verbs that begin with this word; empty when none does."""
+    verbs = {name: verb for name, verb in VERBS.items() if name.startswith(f"{group} ")}
+    width = max(map(len, verbs), default=0) + 2
+    lines = [f"  kvbus {name:<{width}}{verb.help}" for name, verb in verbs.items()]
+    return "\n".join([f"usage: kvbus {group} VERB ...", "", *lines]) if verbs else ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
@@ -98,13 +106,25 @@ def _run_verb(argv: Sequence[str] | None) -> int:
 
         return run_service_cli(verb, rest)
     if verb not in VERBS:
-        print(f"kvbus: there is no verb {verb!r}\n\n{overview()}", file=sys.stderr)
-        return 2
+        return _no_such_verb(verb, rest)
     try:
         status: int = importlib.import_module(VERBS[verb].module).main(rest)
     except KeyboardInterrupt:  # of verbs and moments that have no ending of their own, such as a download
         return INTERRUPTED
     return status
+
+
+def _no_such_verb(verb: str, rest: Sequence[str]) -> int:
+    group = of_group(verb)
+    if group and rest and rest[0] in ("-h", "--help"):
+        print(group)
+        return 0
+    if group and (not rest or rest[0].startswith("-")):
+        print(group, file=sys.stderr)
+        return 2
+    name = f"{verb} {rest[0]}" if group else verb
+    print(f"kvbus: there is no verb {name!r}\n\n{group or overview()}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

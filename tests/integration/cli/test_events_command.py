@@ -65,6 +65,7 @@ async def test_a_selection_shows_what_it_names(
 async def test_rates_count_per_instance_and_kind(arguments: tuple[str, ...]) -> None:
     result = run_kvbus(*arguments, "--rates", "--json")
     rows = json.loads(result.stdout)
+    assert {(row["events"], row["blocks"]) for row in rows} == {(1, 1), (1, 2)}
     assert [(row["instance_id"], row["kind"]) for row in rows] == [
         ("worker-0", "removed"),
         ("worker-0", "stored"),

@@ -63,3 +63,13 @@ def test_rates_count_events_and_blocks_and_begin_anew() -> None:
     ]
     assert "worker-0" in rates_text(rows)
     assert rates.take(1.0) == []
+
+
+def test_what_was_read_from_the_past_is_counted_without_a_rate() -> None:
+    rates = Rates()
+    for event in selected(BATCH, Selection(kind="stored")):
+        rates.add(event)
+    (row,) = rates.take_counts()
+    assert (row["events"], row["blocks"]) == (1, 2)
+    assert rates_text([row]).split()[-4:] == ["1", "events", "2", "blocks"]
+    assert rates.take_counts() == []

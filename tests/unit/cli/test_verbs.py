@@ -55,6 +55,21 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'serve'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["index"], 2), (["index", "--help"], 0), (["index", "tip"], 2), (["trace", "--verbose"], 2)],
+)
+def test_the_first_word_of_some_verbs_lists_those(
+    arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == status
+    printed = capsys.readouterr()
+    text = printed.out if status == 0 else printed.err
+    group = arguments[0]
+    assert all((f"kvbus {name} " in text) == name.startswith(f"{group} ") for name in VERBS)
+    assert ("there is no verb 'index tip'" in text) == (arguments[-1] == "tip")
+
+
 @pytest.mark.parametrize("verb", sorted(set(VERBS) - {"check-config"}))
 def test_every_tool_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

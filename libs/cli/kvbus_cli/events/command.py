@@ -33,7 +33,9 @@ class EventsSettings(CommonSettings, frozen=True, kw_only=True):
     )
     follow: Annotated[bool, Flag("go on with new events (--no-follow: end when the stream has been read)")] = True
     json: Annotated[bool, Flag("one JSON object per line, with all keys")] = False
-    rates: Annotated[bool, Flag("count events and blocks per second instead of showing them")] = False
+    rates: Annotated[bool, Flag("events and blocks per second instead of each event (with --no-follow: how many)")] = (
+        False
+    )
     connect_timeout_s: Annotated[float, Flag("how long to wait for the bus")] = 5.0
     log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "warning"
 
@@ -87,7 +89,7 @@ class Output:
 
     def print_rates(self, seconds: float) -> None:
         """Nothing when nothing was counted."""
-        rows = self._rates.take(max(seconds, 1e-3))
+        rows = self._rates.take(max(seconds, 1e-3)) if self._settings.follow else self._rates.take_counts()
         if rows and self._settings.json:
             import msgspec
 

@@ -95,7 +95,7 @@ def as_text(event: Event) -> str:
 
 
 class Rates:
-    """Blocks and events per instance, tier and kind since the last `take`."""
+    """Blocks and events per instance, tier and kind since they were last taken."""
 
     def __init__(self) -> None:
         self._events: Counter[tuple[str, str, str]] = Counter()
@@ -108,14 +108,18 @@ class Rates:
 
     def take(self, seconds: float) -> list[dict[str, Any]]:
         """One row per group that had events, sorted; rates per second."""
+        return [
+            {**group, "events_per_s": round(events / seconds, 2), "blocks_per_s": round(blocks / seconds, 2)}
+            for group, events, blocks in self._take()
+        ]
+
+    def take_counts(self) -> list[dict[str, Any]]:
+        """The same as plain numbers: of what is read from the past nobody knows how fast it came."""
+        return [{**group, "events": events, "blocks": blocks} for group, events, blocks in self._take()]
+
+    def _take(self) -> list[tuple[dict[str, str], int, int]]:
         rows = [
-            {
-                "instance_id": group[0],
-                "tier": group[1],
-                "kind": group[2],
-                "events_per_s": round(count / seconds, 2),
-                "blocks_per_s": round(self._blocks[group] / seconds, 2),
-            }
+            (dict(zip(("instance_id", "tier", "kind"), group, strict=True)), count, self._blocks[group])
             for group, count in sorted(self._events.items())
         ]
         self._events.clear()
@@ -124,8 +128,11 @@ class Rates:
 
 
 def rates_text(rows: list[dict[str, Any]]) -> str:
-    return "\n".join(
-        f"{row['instance_id']:<14} {row['tier']} {row['kind']:<8}"
-        f" {row['events_per_s']:>9.1f} events/s {row['blocks_per_s']:>9.1f} blocks/s"
-        for row in rows
-    )
+    """Of rates, or of counts."""
+    return "\n".join(f"{row['instance_id']:<14} {row['tier']} {row['kind']:<8} {_numbers(row)}" for row in rows)
+
+
+def _numbers(row: dict[str, Any]) -> str:
+    if "events" in row:
+        return f"{row['events']:>9} events   {row['blocks']:>9} blocks"
+    return f"{row['events_per_s']:>9.1f} events/s {row['blocks_per_s']:>9.1f} blocks/s"
