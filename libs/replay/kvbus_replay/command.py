@@ -4,12 +4,14 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 
 import msgspec
 
 from kvbus_blocks.index import PrefixIndex
+from kvbus_replay.help import Help
 from kvbus_replay.indexes import index_maker
 from kvbus_replay.plots import PlottingMissing, plot, require_plotting
 from kvbus_replay.simulation.cluster import Cluster, ClusterShape
@@ -28,11 +30,13 @@ DEFAULT_POLICIES = ("kv", "round-robin", "least-loaded")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON file. ``policies`` in the order in which they were asked for."""
+    """The JSON file: with its trace, all that is needed to make it again. ``calls``: of the trace that were taken; ``policies`` in
+    the order in which they were asked for."""
 
     trace: str
     block_size: int
-    workers: int
+    calls: int
+    cluster: ClusterShape
     seed: int
     policies: dict[str, Result]
 
@@ -61,10 +65,13 @@ def main(argv: Sequence[str]) -> int:
         result, curves = run_policy(trace, shape, name, make(), seed=arguments.seed, index=make_index())
         runs.append((result, curves))
         print(line_of(result), flush=True)
+        if failures := why_failed(result, trace, shape):
+            print(f"kvbus replay: {failures}", file=sys.stderr)
     report = Report(
         trace=trace.name,
         block_size=trace.block_size,
-        workers=shape.workers,
+        calls=len(trace.calls),
+        cluster=shape,
         seed=arguments.seed,
         policies={result.policy: result for result, _ in runs},
     )
@@ -72,7 +79,22 @@ def main(argv: Sequence[str]) -> int:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     if arguments.plot is not None:
         plot(arguments.plot, f"{trace.name} on {shape.workers} workers", runs)
+    if not any(result.calls for result, _ in runs):
+        print("kvbus replay: no call came to its end, so there is nothing to compare", file=sys.stderr)
+        return 1
     return 0
+
+
+def why_failed(result: Result, trace: Trace, shape: ClusterShape) -> str:
+    """For the person at the terminal; empty when no call has failed."""
+    if not result.failed:
+        return ""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(result.failed.items()))
+    longest = max(call.prompt_tokens + call.output_tokens for call in trace.calls)
+    hint = ""
+    if longest > shape.worker.kv_tokens:
+        hint = f"; the longest call has {longest} tokens, and the KV blocks of a worker hold {shape.worker.kv_tokens} (--kv-tokens)"
+    return f"{result.policy}: calls failed: {reasons}{hint}"
 
 
 def run_policy(
@@ -121,33 +143,45 @@ def _shape(arguments: argparse.Namespace, trace: Trace) -> ClusterShape:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvbus replay",
+        formatter_class=Help,
         description="Replay a trace of agent sessions, or a Mooncake trace, on a simulated cluster: the real cores of router, "
         "index and mock engine under a virtual clock. Equal arguments give equal results.",
     )
-    parser.add_argument("trace", type=Path, help="JSON lines, also .gz; see `kvbus trace`")
-    parser.add_argument("--workers", type=_positive, default=64, metavar="N")
+    parser.add_argument(
+        "trace", type=Path, help="JSON lines, also .gz; `kvbus trace synth` and `trace record` write them"
+    )
+    parser.add_argument("--workers", type=_positive, default=64, metavar="N", help="how many there are")
     parser.add_argument(
         "--policy",
         action="append",
         metavar="P",
-        help=f"may be given several times; {', '.join(DEFAULT_POLICIES)} without it",
+        help=f"may be given several times (default: {', '.join(DEFAULT_POLICIES)})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole result")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it (needs matplotlib: extra plot)")
     parser.add_argument("--seed", type=int, default=0, help="of what policies leave to chance")
-    parser.add_argument("--max-calls", type=_count, default=0, metavar="N", help="only the first N calls of the trace")
+    parser.add_argument(
+        "--max-calls", type=_count, default=0, metavar="N", help="only the first N calls of the trace; 0: all"
+    )
     parser.add_argument(
         "--mooncake-block-size", type=_positive, default=BLOCK_TOKENS, metavar="TOKENS", help="of a hash id"
     )
     engine, shape = parser.add_argument_group("each worker"), WorkerShape()
     engine.add_argument("--kv-tokens", type=_positive, default=shape.kv_tokens, help="what its KV blocks hold")
-    engine.add_argument("--max-num-seqs", type=_positive, default=shape.max_num_seqs)
-    engine.add_argument("--max-batched-tokens", type=_positive, default=shape.max_batched_tokens)
-    engine.add_argument("--prefill-tokens-per-s", type=_rate, default=shape.timing.prefill_tokens_per_s)
+    engine.add_argument("--max-num-seqs", type=_positive, default=shape.max_num_seqs, help="requests in one step")
+    engine.add_argument(
+        "--max-batched-tokens", type=_positive, default=shape.max_batched_tokens, help="tokens computed in one step"
+    )
+    engine.add_argument(
+        "--prefill-tokens-per-s",
+        type=_rate,
+        default=shape.timing.prefill_tokens_per_s,
+        help="how fast it computes prompts",
+    )
     engine.add_argument("--speedup", type=_rate, default=1.0, help="all times of the engine divided by this")
     host, tier = parser.add_argument_group("each host"), HostShape()
     host.add_argument("--g2-tokens", type=_count, default=0, help="what kvbm holds in its memory (0: there is no kvbm)")
-    host.add_argument("--workers-per-host", type=_positive, default=tier.workers)
+    host.add_argument("--workers-per-host", type=_positive, default=tier.workers, help="that share its memory")
     host.add_argument(
         "--copy-tokens-per-s", type=_rate, default=tier.copy_tokens_per_s, help="of a worker, to or from its host"
     )
@@ -170,6 +204,6 @@ def _count(text: str) -> int:
 
 def _rate(text: str) -> float:
     value = float(text)
-    if not value > 0:
+    if not 0 < value < inf:
         raise argparse.ArgumentTypeError("must be positive")
     return value

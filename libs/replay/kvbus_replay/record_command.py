@@ -32,6 +32,7 @@ class RecordSettings(CommonSettings, frozen=True, kw_only=True):
     model: Annotated[str, Flag("the model (empty: the only one there is)", metavar="NAME")] = ""
     duration_s: Annotated[float, Flag("stop after this time (0: when interrupted)")] = 0.0
     calls: Annotated[int, Flag("stop after so many finished calls (0: when interrupted)", metavar="N")] = 0
+    force: Annotated[bool, Flag("write over a file that is there")] = False
     settle_s: Annotated[float, Flag("how long after its end a call waits for the events of its blocks")] = 1.0
     connect_timeout_s: Annotated[float, Flag("how long to wait for the bus")] = 5.0
     log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "warning"
@@ -50,14 +51,18 @@ def main(argv: Sequence[str]) -> int:
         argv = ["", *argv]
     settings = parse_settings(
         RecordSettings,
-        service="cli",
+        service="replay",
         prog="kvbus trace record FILE",
         description="Write a trace of live traffic, for kvbus replay: lengths, times and block hashes; no text, no tokens.",
         argv=list(argv[1:]),
     )
     logs.configure(settings.log_level, settings.log_format)
+    path = Path(argv[0])
+    if path.is_file() and not settings.force:
+        print(f"kvbus trace record: {path} is there already; --force writes over it", file=sys.stderr)
+        return 2
     try:
-        return asyncio.run(_run(settings, Path(argv[0])))
+        return asyncio.run(_run(settings, path))
     except Exception as problem:
         # What a task of the bus raised arrives in an exception group.
         cause = first_cause(problem)
@@ -78,6 +83,7 @@ async def _run(settings: RecordSettings, path: Path) -> int:
         limits = RecordingLimits(settle_s=settings.settle_s)
         recorder = Recorder(model, block_size, secrets.token_bytes(SECRET_BYTES), limits)
         with path.open("wb") as file:
+            print(f"recording {model} to {path}, until {_end(settings)}", file=sys.stderr, flush=True)
             file.write(encode_line(recorder.header) + b"\n")
             await _listen(bus, recorder, file, settings, over)
             _write(file, recorder, float("inf"))
@@ -86,6 +92,12 @@ async def _run(settings: RecordSettings, path: Path) -> int:
             f"{path}: {counts.calls} calls; {counts.unfinished} without an end and {counts.without_keys} without keys left out"
         )
     return 0
+
+
+def _end(settings: RecordSettings) -> str:
+    limits = [f"{settings.calls} calls have ended"] if settings.calls > 0 else []
+    limits += [f"{settings.duration_s:g} s are over"] if settings.duration_s > 0 else []
+    return " or ".join([*limits, "Ctrl-C"])
 
 
 async def _model(bus: Bus, wanted: str) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from typing import IO
 
 import msgspec
 
+from kvbus_replay.help import Help
 from kvbus_replay.trace.agent_format import CallLine, encode_line
 from kvbus_replay.trace.synth import Shape, synthesize
 
@@ -70,6 +71,7 @@ def _output(path: Path) -> Iterator[IO[bytes]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvbus trace synth",
+        formatter_class=Help,
         description="Make up agent sessions: growing prompts, tool pauses, sub-agents, compaction, shared system prompts.",
     )
     parser.add_argument("file", type=Path, help="where to write the trace; .gz compresses it")

@@ -25,7 +25,7 @@ class IndexerSettings(CommonSettings, frozen=True, kw_only=True):
     max_buffered_keys: Annotated[int, Flag("keys of events kept per instance while its snapshot is fetched")] = 200_000
     max_feeds_per_instance: Annotated[int, Flag("numbered event sequences (model and tier) per instance")] = 64
     lag_s: Annotated[float, Flag("how long events that a worker says it has sent may be on their way")] = 1.0
-    max_repairs: Annotated[int, Flag("snapshots fetched at the same time")] = 4
+    max_repairs: Annotated[int, Flag("repairs at the same time, from the stream or by a snapshot")] = 4
     repair_backoff_s: Annotated[float, Flag("least time between two snapshots of an instance")] = 0.25
     repair_backoff_max_s: Annotated[float, Flag("most time between two tries of a failing snapshot")] = 10.0
     repair_give_up: Annotated[int, Flag("failed tries after which the old content of the instance is dropped")] = 8

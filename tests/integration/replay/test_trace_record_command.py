@@ -62,6 +62,7 @@ async def test_live_traffic_becomes_a_trace_of_sessions(
             await asyncio.wait([recording], timeout=0.1)
         result = await recording
     assert result.returncode == 0, result.stderr
+    assert f"recording {MODEL} to {path}, until 4 calls have ended or Ctrl-C" in result.stderr
     trace = read_trace(path)
     assert f"{len(trace.calls)} calls" in result.stdout
     assert trace.block_size == BLOCK_SIZE

@@ -15,6 +15,8 @@ import msgspec
 from kvbus_replay.trace.agent_format import FORMAT_VERSION, CallLine, Header, Line, PrefixLine
 
 _SHARES = ("reasoning_share", "fan_out")
+_LARGEST = 10**9
+"""Of all that can be given: what is drawn around it can still be counted."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
                     raise ValueError(f"{name} must be between 0 and 1")
             elif not least <= most or least < 0 or (not least and name != "pause_s"):
                 raise ValueError(f"{name} must be positive, and the least not more than the most")
+            elif most > _LARGEST:
+                raise ValueError(f"{name} must be at most {_LARGEST}")
 
 
 class _Prefix(msgspec.Struct, frozen=True):
