@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from kvbus_protocols.extensions import NvExtAnswer
 from kvbus_protocols.generation import GenerationRequest
 
 # Requests
@@ -282,6 +283,8 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    """``nvext``: only where the request asks for it."""
+
     id: str
     role: Literal["assistant"] = "assistant"
     model: str
@@ -289,6 +292,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
     stop_reason: StopReason | None
     stop_sequence: str | None = None
     usage: MessagesUsage
+    nvext: NvExtAnswer | UnsetType = UNSET
 
 
 # Events of a stream. Each event's name is its type.
@@ -342,10 +346,11 @@ class StopDelta(msgspec.Struct, frozen=True):
 
 
 class MessageDelta(_Event, frozen=True, tag="message_delta"):
-    """``usage``: cumulative, it replaces that of ``message_start``."""
+    """``usage``: cumulative, it replaces that of ``message_start``. ``nvext``: only where the request asks for it."""
 
     delta: StopDelta
     usage: MessagesUsage
+    nvext: NvExtAnswer | UnsetType = UNSET
 
 
 class MessageStop(_Event, frozen=True, tag="message_stop"):

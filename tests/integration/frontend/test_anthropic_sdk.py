@@ -107,6 +107,19 @@ async def test_a_stream_adds_up_to_the_answer_in_one_piece(
     assert whole.usage.cache_read_input_tokens == 4
 
 
+async def test_extra_fields_that_were_asked_for_do_not_disturb_the_client(cluster: Any) -> None:
+    extra = {"kvbus": {"mock": {"output": "Hi.", "finish": "stop"}}, "nvext": {"extra_fields": ["worker_id"]}}
+    async with client_of(cluster) as client:
+        whole = await client.messages.create(**request("", extra_body=extra))
+        async with client.messages.stream(**request("", extra_body=extra)) as stream:
+            deltas = [event async for event in stream if event.type == "message_delta"]
+            streamed = await stream.get_final_message()
+    told: Any = whole.model_extra
+    assert told["nvext"]["worker_id"]["decode_worker_id"] == "w1"
+    assert deltas[0].model_extra == told
+    assert comparable(streamed)["content"] == comparable(whole)["content"]
+
+
 async def test_text_comes_as_it_is_written(cluster: Any) -> None:
     seen = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What `nvext` asks to be told besides the answer, on both OpenAI APIs that have it."""
+"""What `nvext` asks to be told besides the answer: the fields on all APIs, annotations on the two for completions."""
 
 import json
 from functools import partial
@@ -7,19 +7,26 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvbus_testkit.responses import parse_events
 from kvbus_wire.router import OnboardTerm, Placement, RouteExplanation, RouteRequest, WorkerTerms
 
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "m", "prompt": "hi"},
 }
+MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
+ALL: dict[str, dict[str, Any]] = {
+    **PATHS,
+    "/v1/messages": MESSAGES,
+    "/v1/responses": {"model": "m", "input": "hi", "store": False},
+}
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL)
 async def test_extra_fields_come_with_the_whole_answer(cluster: Any, path: str) -> None:
     await cluster.start()
     asked = {"extra_fields": ["worker_id", "timing", "completion_token_ids", "brand_new"]}
-    status, answer = await cluster.post(path, {**PATHS[path], "nvext": asked})
+    status, answer = await cluster.post(path, {**ALL[path], "nvext": asked})
     assert status == 200
     told = answer["nvext"]
     assert told["worker_id"] == {"prefill_worker_id": "w1", "decode_worker_id": "w1"}
@@ -38,12 +45,22 @@ async def test_extra_fields_come_in_a_chunk_of_their_own_before_the_end_of_a_str
     assert all("nvext" not in event for event in events[:-2])
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("path", "last"), [("/v1/messages", "message_delta"), ("/v1/responses", "response.completed")])
+async def test_extra_fields_come_in_the_last_event_that_tells_of_the_answer(cluster: Any, path: str, last: str) -> None:
+    await cluster.start()
+    body = {**ALL[path], "stream": True, "nvext": {"extra_fields": ["worker_id"]}}
+    async with cluster.session.post(path, json=body) as response:
+        events = parse_events(await response.read())
+    told = {event["type"]: event.get("response", event) for event in events}
+    assert told.pop(last)["nvext"] == {"worker_id": {"prefill_worker_id": "w1", "decode_worker_id": "w1"}}
+    assert len(told) > 3
+    assert all("nvext" not in event for event in told.values())
+
+
+@pytest.mark.parametrize("path", ALL)
 async def test_an_answer_without_extra_fields_has_no_nvext(cluster: Any, path: str) -> None:
     await cluster.start()
-    _, answer = await cluster.post(
-        path, {**PATHS[path], "nvext": {"extra_fields": ["brand_new"], "annotations": ["x"]}}
-    )
+    _, answer = await cluster.post(path, {**ALL[path], "nvext": {"extra_fields": ["brand_new"], "annotations": ["x"]}})
     assert "nvext" not in answer
 
 
@@ -105,11 +122,11 @@ def explained(cluster: Any, message: RouteRequest) -> Placement:
     return msgspec.structs.replace(placement, explanation=told if message.explain else None)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL)
 async def test_the_router_explains_itself_where_that_is_asked_for(cluster: Any, path: str) -> None:
     await cluster.start()
     cluster.router.answer = partial(explained, cluster)
-    _, answer = await cluster.post(path, {**PATHS[path], "nvext": {"extra_fields": ["routing"]}})
+    _, answer = await cluster.post(path, {**ALL[path], "nvext": {"extra_fields": ["routing"]}})
     routing = answer["nvext"]["routing"]
     assert (routing["worker_id"], routing["policy"], routing["left_out"]) == ("w1", "first", 1)
     best, other = routing["workers"]
@@ -120,7 +137,7 @@ async def test_the_router_explains_itself_where_that_is_asked_for(cluster: Any, 
         {"g2": 16},
     )
     assert (other["worker_id"], other["verdict"]) == ("w9", "draining")
-    _, silent = await cluster.post(path, {**PATHS[path], "nvext": {"extra_fields": ["worker_id"]}})
+    _, silent = await cluster.post(path, {**ALL[path], "nvext": {"extra_fields": ["worker_id"]}})
     assert "routing" not in silent["nvext"]
     assert [request.explain for request in cluster.router.requests] == [True, False]
 

@@ -98,6 +98,18 @@ async def test_the_accumulated_stream_is_the_whole_answer(cluster: Any, client: 
         assert all(arguments in snapshots for arguments in calls)
 
 
+async def test_extra_fields_that_were_asked_for_do_not_disturb_the_client(
+    cluster: Any, client: openai.AsyncOpenAI
+) -> None:
+    cluster.says(ANSWERS["text"])
+    asked = {"extra_body": {"nvext": {"extra_fields": ["worker_id"]}}}
+    whole = await client.responses.create(**request(**asked))
+    _, final = await streamed(client, **asked)
+    assert whole.to_dict()["nvext"] == {"worker_id": {"prefill_worker_id": "w1", "decode_worker_id": "w1"}}
+    assert plain(final) == plain(whole)
+    assert (await client.responses.retrieve(whole.id)).to_dict() == whole.to_dict()
+
+
 async def test_what_an_answer_holds(cluster: Any, client: openai.AsyncOpenAI) -> None:
     cluster.says(ANSWERS["interleaved"])
     _, final = await streamed(client, reasoning={"summary": "auto"}, include=["reasoning.encrypted_content"])

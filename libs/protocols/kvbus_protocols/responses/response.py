@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kvbus_protocols import generation
+from kvbus_protocols.extensions import NvExtAnswer
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -151,6 +152,8 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """``nvext``: at the end, and only where the request asks for it."""
+
     id: str
     object: Literal["response"] = "response"
     created_at: int
@@ -183,6 +186,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     user: str | UnsetType = UNSET
     metadata: dict[str, str]
+    nvext: NvExtAnswer | UnsetType = UNSET
 
 
 class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):

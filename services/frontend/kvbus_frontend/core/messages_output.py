@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET
 
 from kvbus_frontend.core.json_object import ObjectText, complete_members
+from kvbus_frontend.core.nvext_report import NvExtReport, extra_fields
 from kvbus_frontend.core.outputs import ChoiceOutput, Finish
 from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import sse
@@ -52,12 +53,14 @@ def kept_tokens(breakpoints: Sequence[CacheBreakpoint], retention: Iterable[Rete
 
 
 class MessagesOutput:
-    """``kept_tokens``: how much of the prompt lies before its last cache breakpoint, 0 without one."""
+    """``kept_tokens``: how much of the prompt lies before its last cache breakpoint, 0 without one. ``report``: what is to be told
+    besides the answer."""
 
-    def __init__(self, message_id: str, model: str, *, kept_tokens: int = 0) -> None:
+    def __init__(self, message_id: str, model: str, *, kept_tokens: int = 0, report: NvExtReport | None = None) -> None:
         self._id = message_id
         self._model = model
         self._kept_tokens = kept_tokens
+        self._report = report
         self._blocks = Blocks()
         self._finish = Finish("stop")
 
@@ -72,7 +75,7 @@ class MessagesOutput:
 
     def closing(self, usage: Usage) -> Iterator[bytes]:
         yield from map(_sse, self._blocks.close())
-        yield _sse(MessageDelta(StopDelta(*self._stop()), self._usage(usage)))
+        yield _sse(MessageDelta(StopDelta(*self._stop()), self._usage(usage), extra_fields(self._report, usage)))
         yield _sse(MessageStop())
 
     def failure(self, error: ApiError) -> Iterator[bytes]:
@@ -90,7 +93,8 @@ class MessagesOutput:
                 events += self._blocks.take(event)
             self._finish = output.finish or self._finish
         events += self._blocks.close()
-        return self._message(assembled(events), *self._stop(), usage)
+        message = self._message(assembled(events), *self._stop(), usage)
+        return msgspec.structs.replace(message, nvext=extra_fields(self._report, usage))
 
     def _message(
         self, content: list[ContentBlock], reason: StopReason | None, sequence: str | None, usage: Usage

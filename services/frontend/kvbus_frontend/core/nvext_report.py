@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from kvbus_frontend.core.choice_stream import ChoiceStream
 from kvbus_protocols import sse
@@ -89,6 +90,11 @@ class NvExtReport:
             total_time_ms=round((self._clock() - self._received_s) * 1000, 3),
             kv_hit_rate=round(usage.prompt_tokens_details.cached_tokens / max(1, usage.prompt_tokens), 4),
         )
+
+
+def extra_fields(report: NvExtReport | None, usage: Usage) -> NvExtAnswer | UnsetType:
+    """What an answer says as ``nvext``."""
+    return (report.answer(usage) if report is not None else None) or UNSET
 
 
 def routing_of(explanation: RouteExplanation) -> Routing:

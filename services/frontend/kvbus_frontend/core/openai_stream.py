@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kvbus_frontend.core.nvext_report import NvExtReport
+from kvbus_frontend.core.nvext_report import NvExtReport, extra_fields
 from kvbus_frontend.core.outputs import Finish
 from kvbus_protocols import sse
 from kvbus_protocols.errors import ApiError
@@ -50,8 +50,7 @@ class OpenAiStream(ABC):
         return None if self._envelope.stream_usage else UNSET
 
     def _nvext(self, usage: Usage) -> NvExtAnswer | UnsetType:
-        report = self._envelope.report
-        return (report.answer(usage) if report is not None else None) or UNSET
+        return extra_fields(self._envelope.report, usage)
 
     def opening(self, usage: Usage) -> Iterator[bytes]:
         if self._envelope.report is not None:

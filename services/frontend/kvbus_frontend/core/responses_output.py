@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from kvbus_frontend.core.choice_text import TokenText, token_text
+from kvbus_frontend.core.nvext_report import NvExtReport, extra_fields
 from kvbus_frontend.core.openai_stream import LOWEST_LOGPROB
 from kvbus_frontend.core.outputs import ChoiceOutput
 from kvbus_frontend.core.response_items import (
@@ -37,13 +38,15 @@ from kvbus_protocols.responses.tools import Callee
 
 
 class ResponseStyle(msgspec.Struct, frozen=True, kw_only=True):
-    """``summary``: thoughts are shown as summaries too. ``seal``: they come sealed as well, to be sent back."""
+    """``summary``: thoughts are shown as summaries too. ``seal``: they come sealed as well, to be sent back. ``report``: what is to
+    be told besides the answer."""
 
     callees: Mapping[str, Callee] = {}
     summary: bool = False
     seal: Seal | None = None
     token_bytes: Callable[[int], bytes] | None = None
     now: Callable[[], float]
+    report: NvExtReport | None = None
 
 
 class ResponsesOutput:
@@ -195,6 +198,7 @@ class ResponsesOutput:
             usage=Usage.of(usage),
             incomplete_details=details,
             completed_at=int(self._style.now()) if status == "completed" else None,
+            nvext=extra_fields(self._style.report, usage),
         )
 
     def _stop(self, status: Status, error: ResponseError | None) -> None:

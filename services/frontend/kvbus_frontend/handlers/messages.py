@@ -7,8 +7,9 @@ import msgspec
 from aiohttp import web
 
 from kvbus_frontend.core.messages_output import MessagesOutput, kept_tokens
-from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, json_response
+from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket, json_response
 from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow
+from kvbus_frontend.handlers.nvext import report_for
 from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.headers import read_headers, with_headers
@@ -33,7 +34,7 @@ class MessagesHandler:
                 http_request,
                 ticket,
                 _conversation(http_request.headers, request),
-                lambda begun: _output(message_id, request, begun),
+                lambda begun: _output(ticket, request, begun),
                 size_bytes=len(body),
             )
 
@@ -53,9 +54,10 @@ async def hello(_http_request: web.Request) -> web.Response:
     return web.json_response({"service": "kvbus"})
 
 
-def _output(message_id: str, request: MessagesRequest, begun: Begun) -> MessagesOutput:
+def _output(ticket: Ticket, request: MessagesRequest, begun: Begun) -> MessagesOutput:
     kept = kept_tokens(begun.conversation.breakpoints, begun.choices[0].job.retention)
-    return MessagesOutput(message_id, request.model, kept_tokens=kept)
+    report = report_for(begun.conversation.generation, ticket, begun.model, begun.choices)
+    return MessagesOutput(ticket.request_id, request.model, kept_tokens=kept, report=report)
 
 
 def _conversation(headers: Mapping[str, str], request: MessagesRequest) -> Conversation:

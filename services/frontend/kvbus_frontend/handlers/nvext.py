@@ -1,4 +1,4 @@
-"""What requests of the OpenAI APIs ask to be told besides the answer, from the choices that run."""
+"""What requests ask to be told besides the answer, from the choices that run."""
 
 import time
 from collections.abc import Sequence

@@ -20,6 +20,7 @@ from kvbus_frontend.core.stored_responses import Item, StoredResponse, reference
 from kvbus_frontend.core.truncation import Droppable, prompt_room
 from kvbus_frontend.handlers.api import Api, Ticket
 from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow
+from kvbus_frontend.handlers.nvext import report_for
 from kvbus_protocols.conversation import Conversation
 from kvbus_protocols.errors import ContextOverflow, InvalidRequest
 from kvbus_protocols.headers import HeaderExtensions, condenses
@@ -107,7 +108,7 @@ class ResponsesFlow:
         made = self.prompted(self.with_session_tools(request, headers), items, headers)
         truncate = request.truncation == "auto"
         begun = await self.begin(ticket, made.conversation, size_bytes=size_bytes, truncate=truncate)
-        return Creation(request, items, begun, self._output(ticket.request_id, request, made, begun))
+        return Creation(request, items, begun, self._output(ticket, request, made, begun))
 
     async def count(self, ticket: Ticket, request: ResponsesRequest, *, size_bytes: int) -> int:
         """Tokens of the prompt. Raise ApiError."""
@@ -230,17 +231,18 @@ class ResponsesFlow:
             return False
 
     def _output(
-        self, response_id: str, request: ResponsesRequest, made: ResponsesConversation, begun: Begun
+        self, ticket: Ticket, request: ResponsesRequest, made: ResponsesConversation, begun: Begun
     ) -> ResponsesOutput:
         text = begun.model.text
         now = time.time
-        blank = blank_response(request, response_id, text.generation, created_at=int(now()))
+        blank = blank_response(request, ticket.request_id, text.generation, created_at=int(now()))
         style = ResponseStyle(
             callees=made.callees,
             summary=request.wants_summary,
             seal=self.seal_reasoning if request.wants_encrypted_reasoning else None,
             token_bytes=text.tokenizer.token_bytes,
             now=now,
+            report=report_for(begun.conversation.generation, ticket, begun.model, begun.choices),
         )
         return ResponsesOutput(blank, style)
 
