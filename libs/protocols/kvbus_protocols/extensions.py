@@ -3,7 +3,6 @@
 Unknown fields in either are refused, as Dynamo does: a misspelt hint would otherwise do nothing without a word.
 """
 
-from math import inf
 from typing import Annotated, Literal
 
 import msgspec
@@ -22,6 +21,7 @@ _LAST_TOKEN = 2**31 - 1  # no prompt is that long, and every wire format has roo
 FINISH_KINDS = ("stop", "length", "stop_sequence")
 MAX_RETENTION_RANGES = 64
 MAX_TAINTS = 64
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
 
 
 class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class MetadataUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class RoutingConstraints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``required_taints``: only workers that have all of them; ``preferred_taints``: the cost of a worker that has one is
-    multiplied by its factor (below 1: preferred, above 1: avoided)."""
+    multiplied by its factor (below 1: preferred, above 1: avoided), from 0.001 to 1000."""
 
     required_taints: Annotated[list[ShortText], Meta(max_length=MAX_TAINTS)] | None = None
     preferred_taints: Annotated[dict[ShortText, float], Meta(max_length=MAX_TAINTS)] | None = None
@@ -212,9 +212,9 @@ def check_nvext(nvext: NvExt | None, choices: int) -> None:
         raise InvalidRequest("invalid nvext: metadata_upload.url must not be empty", param="nvext.metadata_upload.url")
     constraints = nvext.routing_constraints
     factors = (constraints.preferred_taints or {}).values() if constraints is not None else ()
-    if not all(0 < factor < inf for factor in factors):
+    if not all(LEAST_FACTOR <= factor <= MOST_FACTOR for factor in factors):
         raise InvalidRequest(
-            "invalid nvext: factors of preferred_taints are positive numbers",
+            f"invalid nvext: factors of preferred_taints go from {LEAST_FACTOR:g} to {MOST_FACTOR:g}",
             param="nvext.routing_constraints.preferred_taints",
         )
     if choices > 1 and "completion_token_ids" in (nvext.extra_fields or ()):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from math import nan
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kvbus_testkit.timing import eventually
 from kvbus_testkit.up import run_kvbus
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.message import Message
+from kvbus_wire.request import AgentHints
 from kvbus_wire.router import (
     ExplainPlaced,
     ExplainRoute,
@@ -101,9 +103,14 @@ async def test_a_question_is_answered_and_places_nothing(cluster: Any, app_of: A
     told: RouteExplanation = await control(client, ExplainRoute(request=ask("r")), RouteExplanation)
     assert [terms.uncached_tokens for terms in told.workers] == [100]
     assert app_of(running).dispatcher.state.reservations == 0
-    with pytest.raises(RequestFailed) as refused:
-        await control(client, ExplainRoute(request=ask("r", preferred_taints={"t": -1.0})), RouteExplanation)
-    assert (refused.value.code, refused.value.reply.param) == (ErrorCode.INVALID_REQUEST, "preferred_taints")
+    for param, nonsense in (
+        ("preferred_taints", ask("r", preferred_taints={"t": -1.0})),
+        ("preferred_taints", ask("r", preferred_taints={"t": 1e308})),
+        ("hints", ask("r", hints=AgentHints(latency_sensitivity=nan))),
+    ):
+        with pytest.raises(RequestFailed) as refused:
+            await control(client, ExplainRoute(request=nonsense), RouteExplanation)
+        assert (refused.value.code, refused.value.reply.param) == (ErrorCode.INVALID_REQUEST, param)
 
 
 async def test_all_routers_agree_on_limits_that_change_and_those_that_start_later_too(cluster: Any) -> None:

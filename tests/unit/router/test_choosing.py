@@ -6,6 +6,7 @@ from random import Random
 import msgspec
 import pytest
 
+from kvbus_router.core.choosing import LEAST_FACTOR, MOST_FACTOR
 from kvbus_router.core.dispatcher import Dispatcher, Placed, Queued
 from kvbus_router.core.estimate import Estimate
 from kvbus_router.core.limits import Limits, Thresholds, Weights
@@ -124,6 +125,19 @@ def test_required_taints_filter_and_preferred_ones_scale_the_cost() -> None:
     assert place(to, request("c", preferred_taints={"h200": 0.4})).worker_id == "tainted"
     to.finished("c")
     assert place(to, request("d", preferred_taints={"h200": 0.4, "spot": 2.0})).worker_id == "plain"
+
+
+def test_the_factors_of_a_worker_are_bounded_together() -> None:
+    taints = [f"t{i}" for i in range(60)]
+    to = router("plain")
+    to.state.joined(worker_record("tainted", taints=taints))
+    for factor, expected in ((MOST_FACTOR, "plain"), (LEAST_FACTOR, "tainted")):
+        asked = request(expected, preferred_taints=dict.fromkeys(taints, factor))
+        outcome = submit(to, asked)
+        assert isinstance(outcome, Placed)
+        assert outcome.placement.worker_id == expected
+        assert outcome.chosen.bias.factor == (LEAST_FACTOR if expected == "tainted" else 1.0)
+        to.finished(expected)
 
 
 def test_nobody_with_the_taint_is_nobody_for_the_request() -> None:

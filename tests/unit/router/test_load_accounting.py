@@ -1,6 +1,7 @@
 """News of load that come early, late, twice or out of order; and workers that know better than the router."""
 
 from collections.abc import Sequence
+from math import inf, nan
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from kvbus_router.core.limits import Limits, Weights
 from kvbus_router.core.news import REORDER_MS, Correction, EarlyNews, EndedRequests, Heard, is_later
 from kvbus_router.core.policies import KvPolicy
 from kvbus_router.core.state import Ending, RouterState
-from kvbus_router.core.workers import Reservation, Totals
+from kvbus_router.core.workers import MOST_OVERTAKEN, Reservation, Totals
 from kvbus_testkit.routing import MODEL, chain, report, request, worker_record
 from kvbus_wire.load import LoadReport
 from kvbus_wire.packing import pack_tokens
@@ -83,6 +84,35 @@ def test_a_report_that_was_overtaken_by_a_later_one_changes_nothing(state: Route
     state.finished("r")
     assert state.load_report(told(seq=2, running=1, ids=["r"]), 0.4) is Heard.REORDERED
     assert totals(state) == Totals(0, 0, 0), "a report that comes twice counts nothing anew"
+
+
+def test_a_report_with_a_number_from_nowhere_does_not_silence_its_worker(state: RouterState) -> None:
+    state.reserve(reservation("r"), b"")
+    state.load_report(told(seq=1 << 62, running=1, ids=["r"]), 0.1)
+    heard = [state.load_report(told(seq=seq), 0.2) for seq in range(1, MOST_OVERTAKEN + 2)]
+    assert heard == [Heard.REORDERED] * (MOST_OVERTAKEN - 1) + [Heard.APPLIED] * 2
+    assert state.reservation("r") is None
+
+
+def test_one_late_report_that_comes_again_and_again_never_counts(state: RouterState) -> None:
+    state.load_report(told(seq=100), 0.1)
+    assert {state.load_report(told(seq=9), 0.2) for _ in range(3 * MOST_OVERTAKEN)} == {Heard.REORDERED}
+
+
+@pytest.mark.parametrize("told_rate", [inf, nan, -1.0, 1e300])
+def test_a_rate_that_cannot_be_counts_as_not_measured(state: RouterState, told_rate: float) -> None:
+    report = msgspec.structs.replace(
+        told(seq=1),
+        prefill_tokens_per_s=told_rate,
+        decode_step_s=told_rate,
+        onboard_tokens_per_s={"g2": told_rate},
+    )
+    state.load_report(report, 0.1)
+    worker = state.worker("w1")
+    assert worker is not None
+    assert worker.prefill_tokens_per_s == worker.worker.prefill_tokens_per_s
+    assert worker.decode_step_s == worker.worker.decode_step_s
+    assert worker.onboard_tokens_per_s("g2") == 0.0
 
 
 def test_reports_of_workers_that_do_not_number_them_all_count(state: RouterState) -> None:

@@ -30,6 +30,8 @@ from kvbus_router.core.workers import Worker
 from kvbus_wire.indexer import Match
 from kvbus_wire.router import RouteRequest
 
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
+"""Of a preferred or avoided taint, and of all those of a worker together."""
 MOST_LENGTH = 8.0
 """How much longer, or shorter, than usual a request can count."""
 
@@ -236,6 +238,7 @@ class Chooser:
         factor = 1.0
         for taint in worker.worker.taints if tainted else ():
             factor *= request.preferred_taints.get(taint, 1.0)
+        factor = min(max(factor, LEAST_FACTOR), MOST_FACTOR)
         return Bias(factor, self._limits.affinity_bonus_s if last else 0.0, usual.others, usual.length)
 
     def _bias_of_hints(self, request: RouteRequest) -> Bias:

@@ -117,7 +117,7 @@ class RouterState:
             return Heard.EARLY
         if worker.incarnation > report.incarnation:
             return Heard.OLD_INCARNATION
-        if worker.is_reordered(report):
+        if not worker.accepts(report):
             return Heard.REORDERED
         was_draining = worker.draining
         verified = worker.update(report, now, self.limits.reservation_grace_s)

@@ -25,6 +25,9 @@ from kvbus_wire.records import InstanceRecord, WorkerRecord
 from kvbus_wire.router import Decision
 
 MAX_ENDED_SINCE = 4096
+_MOST_RATE = 1e12
+MOST_OVERTAKEN = 8
+"""Reports in a row that may be older than the last one; see `Worker.accepts`."""
 """Ends that are remembered until a worker's next report. What is forgotten is counted until the report after that."""
 
 
@@ -101,6 +104,9 @@ class Worker:
         self.report: LoadReport | None = None
         self.heard_at = now
         self.reservations: dict[str, Reservation] = {}
+        # Reports in a row that seem to have come too late, and the number of the last of them.
+        self._overtaken = 0
+        self._overtaken_seq = 0
         # Of requests in the report that have ended.
         self._ended = 0
         self._ended_tokens = 0
@@ -124,16 +130,16 @@ class Worker:
     @property
     def prefill_tokens_per_s(self) -> float:
         measured = self.report.prefill_tokens_per_s if self.report is not None else 0.0
-        return max(measured if measured > 0 else self.worker.prefill_tokens_per_s, 1.0)
+        return max(_rate(measured) or _rate(self.worker.prefill_tokens_per_s), 1.0)
 
     @property
     def decode_step_s(self) -> float:
         measured = self.report.decode_step_s if self.report is not None else 0.0
-        return max(measured if measured > 0 else self.worker.decode_step_s, 0.0)
+        return _rate(measured) or _rate(self.worker.decode_step_s)
 
     def onboard_tokens_per_s(self, source: str) -> float:
         """As the worker has measured it; 0 when it never has."""
-        return self.report.onboard_tokens_per_s.get(source, 0.0) if self.report is not None else 0.0
+        return _rate(self.report.onboard_tokens_per_s.get(source, 0.0)) if self.report is not None else 0.0
 
     @property
     def used_blocks(self) -> int:
@@ -185,9 +191,19 @@ class Worker:
         self._changed()
         return reservation
 
-    def is_reordered(self, report: LoadReport) -> bool:
-        """Whether a report is older than the last one, or the same."""
-        return self.report is not None and 0 < report.seq <= self.report.seq
+    def accepts(self, report: LoadReport) -> bool:
+        """Whether a report counts: not if it is older than the last one, or the same.
+
+        When several in a row are older and follow each other, the number of the last one was wrong. Nothing of the worker would
+        ever count again.
+        """
+        if self.report is not None and 0 < report.seq <= self.report.seq:
+            self._overtaken = self._overtaken + 1 if report.seq > self._overtaken_seq else 1
+            self._overtaken_seq = report.seq
+            if self._overtaken < MOST_OVERTAKEN:
+                return False
+        self._overtaken = 0
+        return True
 
     def update(self, report: LoadReport, now: float, grace_s: float) -> Verified:
         """Take over a report. A reservation is over when it was listed and is not any more, or was never listed although the
@@ -245,6 +261,11 @@ class Worker:
         )
         left = sorted(output_left(r.expected_output, r.output_tokens) for r in reservations)
         return Occupancy(max(0.0, self.totals.running - said), tuple(left))
+
+
+def _rate(told: float) -> float:
+    """0 where nothing was measured, or what cannot be: sums and products of costs stay finite."""
+    return told if 0 < told < _MOST_RATE else 0.0
 
 
 def _reported_tokens(reservation: Reservation) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from math import inf
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from kvbus_blocks.keys import KEY_BYTES
 from kvbus_router.adapters.index import IndexClient
 from kvbus_router.adapters.metrics import RouterMetrics
+from kvbus_router.core.choosing import LEAST_FACTOR, MOST_FACTOR
 from kvbus_router.core.dispatcher import Dispatcher, Placed, Queued, Refused, Settled
 from kvbus_runtime.bus import Bus, RequestContext
 from kvbus_runtime.errors import PayloadTooLarge, RequestFailed
@@ -133,8 +134,10 @@ def check_request(request: RouteRequest) -> None:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no prompt", param="prompt_tokens")
     if not request.model:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no model", param="model")
-    if not all(0 < factor < inf for factor in request.preferred_taints.values()):
-        message = "a factor is a positive number"
+    if not all(LEAST_FACTOR <= factor <= MOST_FACTOR for factor in request.preferred_taints.values()):
+        message = f"a factor goes from {LEAST_FACTOR:g} to {MOST_FACTOR:g}"
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, message, param="preferred_taints")
+    if not isfinite(request.hints.latency_sensitivity or 0.0) or not isfinite(request.hints.priority):
+        raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "a hint that is no finite number", param="hints")
     if not request.request_id:
         raise RequestFailed.of(ErrorCode.INVALID_REQUEST, "there is no request id", param="request_id")
