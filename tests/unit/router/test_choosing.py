@@ -136,7 +136,7 @@ def test_the_factors_of_a_worker_are_bounded_together() -> None:
         outcome = submit(to, asked)
         assert isinstance(outcome, Placed)
         assert outcome.placement.worker_id == expected
-        assert outcome.chosen.bias.factor == (LEAST_FACTOR if expected == "tainted" else 1.0)
+        assert outcome.chosen.bias.taint_factor == (LEAST_FACTOR if expected == "tainted" else 1.0)
         to.finished(expected)
 
 

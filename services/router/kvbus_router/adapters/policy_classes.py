@@ -57,6 +57,8 @@ class ClassesFile:
         try:
             if content is None:
                 raise BadClasses("it cannot be read")
+            if not content.strip():  # an editor that cuts the file before it writes
+                raise BadClasses("it is empty")
             classes = read_classes(content)
         except BadClasses as problem:
             self._reloads.labels("refused").inc()
