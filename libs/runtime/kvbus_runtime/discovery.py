@@ -305,7 +305,7 @@ class Directory:
     def _announce(self, record: InstanceRecord, change: Change) -> None:
         count = sum(1 for known in self._known.values() if known.record.service == record.service)
         self._gauge.labels(record.service).set(count)
-        self._bus.log.info("instance_" + change, service=record.service, instance=record.instance_id)
+        self._bus.log.info("instance_" + change, peer_service=record.service, peer=record.instance_id)
         for callback in list(self._callbacks):
             self._call(callback, record, change)
 
@@ -313,7 +313,7 @@ class Directory:
         try:
             callback(record, change)
         except Exception:
-            self._bus.log.exception("directory_callback_failed", instance=record.instance_id, change=change)
+            self._bus.log.exception("directory_callback_failed", peer=record.instance_id, change=change)
 
 
 async def ensure_bucket_patiently(bus: Bus) -> None:

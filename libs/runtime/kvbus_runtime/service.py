@@ -27,7 +27,7 @@ import uvloop
 from kvbus_runtime import log as logs
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.discovery import Directory, Registration
-from kvbus_runtime.errors import UnsupportedServer
+from kvbus_runtime.errors import Superseded, UnsupportedServer
 from kvbus_runtime.health import Health, HealthServer
 from kvbus_runtime.metrics import Metrics
 from kvbus_runtime.micro import MicroResponder
@@ -162,8 +162,8 @@ class Service:
         close = self.spawn(_logged(app.close(), self.log, "close_failed"), name="close")
         await asyncio.wait([close], timeout=CLOSE_S)
 
-    async def _farewell(self, crashed_app: App | None) -> None:
-        """Runs outside of the service's task group, so also after a crash."""
+    async def _farewell(self, crashed_app: App | None, cause: str) -> None:
+        """Runs outside of the service's task group, so also after a crash. ``cause``: of an end that nobody has asked for."""
         if crashed_app is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
@@ -172,7 +172,7 @@ class Service:
             async with asyncio.timeout(FAREWELL_S):
                 await self._registration.remove()
         await self.bus.close()
-        self.log.info("stopped", reason=self._stop_reason)
+        self.log.info("stopped", reason=self._stop_reason or cause)
 
 
 def _draining(record: InstanceRecord) -> InstanceRecord:
@@ -203,6 +203,7 @@ async def _serve(
         service: Service | None = None
         server: HealthServer | None = None
         app: App | None = None
+        cause = ""
         try:
             async with Tasks() as tasks:
                 service = Service(name, settings, tasks, bus_tasks)
@@ -220,9 +221,12 @@ async def _serve(
                     await service._drain(app)
                     closing, app = app, None
                     await service._close_app(closing)
+        except BaseException as problem:
+            cause = type(problem).__name__
+            raise
         finally:
             if service is not None:
-                await service._farewell(app)
+                await service._farewell(app, cause)
             if server is not None:
                 await server.stop()
 
@@ -324,6 +328,11 @@ def run_service(name: str, settings: S, start: StartApp[S]) -> int:
     except BadSettings as problem:
         log.error("bad_settings", error=str(problem))
         return EXIT_BAD_CONFIG
+    except Superseded as problem:
+        log.error(
+            "superseded", error=str(problem), hint="two processes have the same --instance-id; the newer one goes on"
+        )
+        return EXIT_CRASHED
     except UnsupportedServer as problem:
         log.error("unsupported_server", error=str(problem))
         return EXIT_CRASHED

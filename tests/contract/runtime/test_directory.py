@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -64,6 +65,15 @@ async def test_a_registered_instance_is_seen_updated_and_leaves_at_once_when_rem
     await registration.remove()
     await watched.saw(("w.1", 1, "joined"), ("w.1", 1, "updated"), ("w.1", 1, "left"))
     assert watched.directory.get("w.1") is None
+
+
+async def test_the_log_names_others_beside_the_one_who_speaks(bus: Bus) -> None:
+    bus.log = MagicMock()
+    watched = await watch(bus)
+    await Registration(bus, 2).set(record())
+    await watched.saw(("w.1", 1, "joined"))
+    # "instance" and "service" are bound to the logger, and say whose line it is.
+    assert bus.log.info.call_args == call("instance_joined", peer_service="worker", peer="w.1")
 
 
 async def test_who_comes_later_sees_who_was_there(bus: Bus) -> None:

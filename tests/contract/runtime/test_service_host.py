@@ -143,6 +143,20 @@ def test_a_crashed_task_ends_the_process_with_its_cause(program: str, nats_serve
         assert "LookupError: the cause" in crashed["exception"]
 
 
+def test_an_id_that_is_taken_is_one_line_that_says_so(program: str, nats_server: NatsServer, namespace: str) -> None:
+    arguments = ["--nats", nats_server.url, "--namespace", namespace, "--instance-id", "same", "--lease-ttl-s", "2"]
+    with ServiceProcess(program, arguments) as older:
+        older.wait_ready()
+        with ServiceProcess(program, arguments):
+            assert older.wait() == 1
+        superseded, stopped = older.event("superseded"), older.event("stopped")
+        assert superseded is not None
+        assert "--instance-id" in superseded["hint"]
+        assert stopped is not None
+        assert stopped["reason"] == "Superseded"
+        assert "Traceback" not in older.log_text()
+
+
 def test_bad_configuration_is_told_before_any_connection(program: str) -> None:
     with ServiceProcess(program, ["--lease-ttl-s", "0"]) as process:
         assert process.wait() == 2

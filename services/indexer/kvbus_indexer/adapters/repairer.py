@@ -85,9 +85,7 @@ class Repairer:
                 outcome = "not_in_stream"
         except RequestFailed as failure:
             outcome = failure.code
-            self._log.warning(
-                "repair_failed", instance=order.instance_id, way=way, reason=order.reason, error=str(failure)
-            )
+            self._log.warning("repair_failed", peer=order.instance_id, way=way, reason=order.reason, error=str(failure))
         finally:
             # Whatever else happened: an order that is still open would block its instance for ever.
             self._repairs.fail(order, self._clock())
@@ -97,7 +95,7 @@ class Repairer:
         self._seconds.labels(way).observe(seconds)
         self._log.info(
             "repaired",
-            instance=order.instance_id,
+            peer=order.instance_id,
             way=way,
             reason=order.reason,
             outcome=outcome,

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from kvbus_router.core.limits import BadLimits, Thresholds, changed_limits
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.errors import RequestFailed
@@ -95,7 +97,7 @@ class LimitsStore:
     def _on_change(self, value: Revised) -> None:
         self._stored = self._decoded(value.data)
         self._in_force = self._configured.changed(self._stored)
-        self._log.info("limits_changed", revision=value.revision, limits=self._in_force)
+        self._log.info("limits_changed", revision=value.revision, limits=msgspec.to_builtins(self._in_force))
         self._apply(self._in_force)
 
     def _decoded(self, data: bytes | None) -> WorkerLimits:
