@@ -8,7 +8,7 @@ import msgspec
 
 from kvbus_runtime.bus import Bus, open_bus
 from kvbus_runtime.discovery import Directory
-from kvbus_runtime.errors import RequestFailed, UnsupportedServer
+from kvbus_runtime.errors import BusUnreachable, RequestFailed, UnsupportedServer
 from kvbus_runtime.settings import CommonSettings
 from kvbus_runtime.tasks import first_cause
 from kvbus_wire.errors import ErrorCode
@@ -45,11 +45,9 @@ def run(settings: CommonSettings, service: str, ask: Callable[[Bus], Coroutine[A
     except Exception as problem:
         # What a task of the bus raised arrives in an exception group.
         cause = first_cause(problem)
-        if isinstance(cause, TimeoutError):
-            raise NotAnswered(f"no bus at {settings.nats_shown}") from problem
         if isinstance(cause, RequestFailed) and cause.code is ErrorCode.UNAVAILABLE:
             raise NotAnswered(f"no {service} answers in the namespace {settings.namespace!r}") from problem
-        if isinstance(cause, (NotAnswered, RequestFailed, UnsupportedServer)):
+        if isinstance(cause, (BusUnreachable, NotAnswered, RequestFailed, UnsupportedServer)):
             raise NotAnswered(str(cause)) from problem
         raise
 

@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from kvbus_runtime.errors import PayloadTooLarge, RequestFailed
+from kvbus_runtime.errors import BusUnreachable, PayloadTooLarge, RequestFailed
 from kvbus_runtime.link import Link, barrier
 from kvbus_runtime.log import get_logger
 from kvbus_runtime.metrics import Metrics
@@ -116,6 +116,16 @@ class Bus:
         self._entries[next(self._numbers)] = entry
         self._link_tasks.spawn(self._link.run(), name="bus link")
         await self._first_up.wait()
+
+    def unreachable(self) -> BusUnreachable:
+        """Why it is not connected, in words for the person at a terminal."""
+        settings, reason = self.settings, self._link.trouble
+        if not any(word in reason.lower() for word in ("authorization", "authentication")):
+            return BusUnreachable(f"no bus at {settings.nats_shown}: {reason or 'no answer'}")
+        has_credentials = (settings.nats_user, settings.nats_creds, settings.nats_nkey_seed, "@" in settings.nats)
+        what = "does not take these credentials" if any(has_credentials) else "wants credentials"
+        hint = "see --nats-user, --nats-creds, --nats-nkey-seed"
+        return BusUnreachable(f"the bus at {settings.nats_shown} {what} ({reason}): {hint}", refused=True)
 
     @property
     def is_connected(self) -> bool:
@@ -345,11 +355,14 @@ class Bus:
 async def open_bus(
     settings: CommonSettings, *, name: str, connect_timeout_s: float | None = None
 ) -> AsyncIterator[Bus]:
-    """A bus outside of a service (command-line tools, tests). Raise TimeoutError when it is not there in time."""
+    """A bus outside of a service (command-line tools, tests). Raise BusUnreachable when it is not there in time."""
     async with Tasks() as tasks:
         bus = Bus(settings, name=name, log=get_logger(client=name), metrics=Metrics("client"), tasks=tasks)
-        async with asyncio.timeout(connect_timeout_s):
-            await bus.start()
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await bus.start()
+        except TimeoutError:
+            raise bus.unreachable() from None
         try:
             yield bus
         finally:

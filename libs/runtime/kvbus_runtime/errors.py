@@ -3,6 +3,7 @@
 RuntimeFailure
 |-- RequestFailed     a request was answered by an ErrorReply, or was not answered at all
 |-- PayloadTooLarge   the message does not fit into the server's max_payload; nothing was sent
+|-- BusUnreachable    there was no connection in time
 |-- UnsupportedServer the NATS server is too old or lacks what kvbus needs
 |-- Superseded        another process has registered under the same instance id
 `-- ObjectFailed      an object is missing, too large, or not what its name says
@@ -65,6 +66,15 @@ class PayloadTooLarge(RuntimeFailure):
 
 class UnsupportedServer(RuntimeFailure):
     """The text names what is missing and what to do."""
+
+
+class BusUnreachable(RuntimeFailure, TimeoutError):
+    """The text says at which address, and why as far as that is known. ``refused``: there is a server, and it does not take these
+    credentials."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class Superseded(RuntimeFailure):

@@ -107,6 +107,11 @@ class Link:
         self._random = random.Random()
         self._last_problem = ("", 0.0)
 
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection; empty while there is one, and before the first attempt has failed."""
+        return self._last_problem[0]
+
     async def run(self) -> None:
         """Connect, and connect again whenever the connection is lost. Raise UnsupportedServer only before the first success."""
         backoff = BACKOFF_FIRST_S

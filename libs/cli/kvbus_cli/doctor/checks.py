@@ -9,6 +9,7 @@ from kvbus_cli.asking import Reply
 from kvbus_cli.services import SERVICES
 from kvbus_wire.indexer import IndexDescription
 from kvbus_wire.records import InstanceRecord, ModelCard
+from kvbus_wire.router import RouterLimits
 
 _NEEDED = ("frontend", "router", "worker")
 _MISSING = {
@@ -55,6 +56,7 @@ class Facts(msgspec.Struct, frozen=True):
     instances: list[InstanceRecord]
     stream: EventStream | None
     indexers: list[Reply]
+    routers: list[Reply] = []
 
 
 def findings(facts: Facts) -> list[Finding]:
@@ -64,6 +66,8 @@ def findings(facts: Facts) -> list[Finding]:
         *_services(facts.instances),
         *_versions(facts.instances),
         *_models(facts.instances),
+        *_limits(facts.routers),
+        *_cordons(facts.routers, facts.instances),
         *_stream(facts.stream),
         *(finding for reply in facts.indexers for finding in _indexer(reply, facts.stream)),
         *_sources(facts.indexers),
@@ -117,11 +121,44 @@ def _identity(card: ModelCard) -> tuple[object, ...]:
     return card.fingerprint, card.block_size, card.kv_layout
 
 
+def _limits(routers: Sequence[Reply]) -> Iterator[Finding]:
+    """Routers follow one entry, so they differ for a moment only, or because their settings do, or one is cut off."""
+    told = [reply.message for reply in routers if isinstance(reply.message, RouterLimits)]
+    for reply in routers:
+        if not isinstance(reply.message, RouterLimits):
+            yield Finding(Level.PROBLEM, reply.instance_id, f"does not answer: {reply.problem}")
+    if len({(limits.in_force, limits.revision) for limits in told}) > 1:
+        revisions = ", ".join(f"{limits.router_id} has revision {limits.revision}" for limits in told)
+        yield Finding(Level.WARNING, "limits", f"not the same at all routers ({revisions}): see `kvbus router limits`")
+    elif told:
+        changed = [name for name in told[0].stored.__struct_fields__ if getattr(told[0].stored, name) is not None]
+        text = f"changed at run time: {', '.join(changed)}" if changed else "as in the settings of the routers"
+        yield Finding(Level.NOTE if changed else Level.OK, "limits", text)
+
+
+def _cordons(routers: Sequence[Reply], instances: Sequence[InstanceRecord]) -> Iterator[Finding]:
+    """A worker counts as cordoned if any router takes it for that."""
+    told = [reply.message for reply in routers if isinstance(reply.message, RouterLimits)]
+    cordoned = {worker_id for limits in told for worker_id in limits.in_force.cordoned or ()}
+    workers = [record for record in instances if record.worker is not None]
+    if there := sorted(cordoned & {record.instance_id for record in workers}):
+        yield Finding(Level.NOTE, "cordons", f"get no new requests: {', '.join(there)}")
+    if strangers := sorted(cordoned - {record.instance_id for record in workers}):
+        yield Finding(Level.NOTE, "cordons", f"are not there: {', '.join(strangers)}")
+    takers: dict[str, bool] = {}
+    for record in workers:
+        if record.worker is not None:
+            takes = not record.draining and record.instance_id not in cordoned
+            takers[record.worker.model.name] = takers.get(record.worker.model.name, False) or takes
+    for model in sorted(name for name, found in takers.items() if not found):
+        yield Finding(Level.PROBLEM, "model", f"{model}: no request is placed: all its workers are cordoned or drain")
+
+
 def _stream(stream: EventStream | None) -> Iterator[Finding]:
     if stream is None:
         yield Finding(Level.WARNING, "events", "there is no event stream (yet): workers make it, and indexers")
     else:
-        yield Finding(Level.OK, "events", f"messages {stream.first_seq} to {stream.last_seq}")
+        yield Finding(Level.OK, "events", f"the stream holds messages {stream.first_seq} to {stream.last_seq}")
 
 
 def _indexer(reply: Reply, stream: EventStream | None) -> Iterator[Finding]:

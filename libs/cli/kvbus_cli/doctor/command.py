@@ -1,19 +1,21 @@
 """`kvbus doctor`: looks at everything that can be seen over the bus, changes nothing."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from kvbus_cli.asking import NotAnswered, ask_each, instances, run
+from kvbus_cli.asking import NotAnswered, Reply, ask_each, instances, run
 from kvbus_cli.doctor.checks import EventStream, Facts, Finding, Level, findings
 from kvbus_cli.services import SERVICES
 from kvbus_cli.tool import FAILED, ToolSettings, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.event_log import EventLog
 from kvbus_wire.indexer import DescribeIndex, IndexDescription
+from kvbus_wire.message import Message
+from kvbus_wire.router import GetLimits, RouterLimits
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
@@ -49,16 +51,20 @@ async def gather(bus: Bus) -> Facts:
     """Raise RequestFailed."""
     records = await instances(bus, *SERVICES)
     stream = await EventLog(bus).info()
-    asked = any(record.service == "indexer" for record in records)
+    subjects = bus.subjects
+
+    async def ask(service: str, subject: Callable[[str], str], question: Message, reply: type[Message]) -> list[Reply]:
+        there_is_one = any(record.service == service for record in records)
+        return await ask_each(bus, service, subject, question, reply) if there_is_one else []
+
     return Facts(
         server=f"{bus.settings.nats_shown}, namespace {bus.settings.namespace!r}",
         instances=records,
         stream=None
         if stream is None
         else EventStream(created=stream.created, first_seq=stream.state.first_seq, last_seq=stream.state.last_seq),
-        indexers=await ask_each(bus, "indexer", bus.subjects.indexer_control, DescribeIndex(), IndexDescription)
-        if asked
-        else [],
+        indexers=await ask("indexer", subjects.indexer_control, DescribeIndex(), IndexDescription),
+        routers=await ask("router", subjects.router_control, GetLimits(), RouterLimits),
     )
 
 
