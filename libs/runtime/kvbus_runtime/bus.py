@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from kvbus_runtime.errors import BusUnreachable, PayloadTooLarge, RequestFailed
 from kvbus_runtime.link import Link, barrier
-from kvbus_runtime.log import get_logger
+from kvbus_runtime.log import Seldom, get_logger
 from kvbus_runtime.metrics import Metrics
 from kvbus_runtime.outbox import Outbox
 from kvbus_runtime.parts import PartLimits
@@ -286,7 +286,7 @@ class Bus:
         queue: str = "",
         pending_limit_bytes: int = 64 << 20,
     ) -> Subscription:
-        """Call ``handler`` with each message, in order. Bad bytes and failing handlers are logged and counted."""
+        """Call ``handler`` with each message, in order. Bad bytes and failing handlers are counted, and logged once a minute."""
         decoder = Decoder.of(*messages)
 
         def on_bytes(name: str, data: bytes, headers: Mapping[str, str]) -> None:
@@ -303,16 +303,19 @@ class Bus:
         pending_limit_bytes: int = 64 << 20,
     ) -> Subscription:
         """The raw form of `subscribe`: the handler gets subject, bytes and headers."""
+        bad, failed = Seldom(), Seldom()
 
         async def on_message(msg: Msg) -> None:
             try:
                 handler(msg.subject, msg.data, msg.headers or {})
             except DecodeFailed as problem:
                 self._bad.labels(subject).inc()
-                self.log.warning("bad_message", subject=msg.subject, error=str(problem))
+                if (held_back := bad.turn()) is not None:
+                    self.log.warning("bad_message", subject=msg.subject, error=str(problem), held_back=held_back)
             except Exception:
                 self._bad.labels(subject).inc()
-                self.log.exception("message_handler_failed", subject=msg.subject)
+                if (held_back := failed.turn()) is not None:
+                    self.log.exception("message_handler_failed", subject=msg.subject, held_back=held_back)
 
         return Subscription(self, await self._subscribe(subject, on_message, queue, pending_limit_bytes))
 

@@ -2,9 +2,14 @@
 
 import logging
 import sys
+import time
+from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import structlog
+
+REPEAT_S = 60.0
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -41,3 +46,22 @@ def configure(level: str, log_format: str) -> None:
 
 def get_logger(**fields: Any) -> Any:
     return structlog.get_logger().bind(**fields)
+
+
+class Seldom:
+    """For a line that others can provoke as often as they like: one per ``interval_s`` has its turn, the others are counted."""
+
+    def __init__(self, interval_s: float = REPEAT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._last = -inf
+        self._held_back = 0
+
+    def turn(self) -> int | None:
+        """How many lines were held back since the last turn; None: hold back this one, too."""
+        now = self._clock()
+        if now < self._last + self._interval_s:
+            self._held_back += 1
+            return None
+        held_back, self._held_back, self._last = self._held_back, 0, now
+        return held_back

@@ -17,6 +17,7 @@ from kvbus_runtime import jetstream
 from kvbus_runtime.bus import Bus, Subscription
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.jetstream import NANOSECONDS, JetStreamRefused
+from kvbus_runtime.log import Seldom
 from kvbus_wire.errors import ErrorCode
 
 HEARTBEAT_S = 5.0
@@ -65,6 +66,7 @@ class OrderedConsumer:
         self._stream = stream
         self._filter = filter_subject
         self._handler = handler
+        self._failed = Seldom()
         self._start = start
         self._ensure = ensure
         self._on_restart = on_restart
@@ -201,7 +203,10 @@ class OrderedConsumer:
         try:
             self._handler(Delivered(msg.subject, msg.data, headers, stream_seq, pending))
         except Exception:
-            self._bus.log.exception("consumer_handler_failed", stream=self._stream, seq=stream_seq)
+            if (held_back := self._failed.turn()) is not None:
+                self._bus.log.exception(
+                    "consumer_handler_failed", stream=self._stream, seq=stream_seq, held_back=held_back
+                )
         if pending == 0:
             self._caught_up()
 

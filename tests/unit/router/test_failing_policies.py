@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus_router.adapters.policies import LOG_INTERVAL_S, PolicyFailures
-from kvbus_router.core.dispatcher import Dispatcher, Placed, Queued
+from kvbus_router.adapters.policies import PolicyFailures
+from kvbus_router.core.dispatcher import Dispatcher, Placed, Queued, Refused
 from kvbus_router.core.estimate import Estimate
 from kvbus_router.core.limits import Limits, Weights
 from kvbus_router.core.policies import Outcome, PolicyFailed
+from kvbus_router.core.waiting import Item
+from kvbus_runtime.log import REPEAT_S
 from kvbus_runtime.metrics import Metrics
 from kvbus_testkit.routing import request, worker_record
+from kvbus_wire.errors import ErrorCode
 
 LATER = 1e6
 
@@ -99,6 +102,30 @@ def test_a_policy_that_cannot_learn_from_an_outcome_loses_only_that() -> None:
     assert [failure.kind for failure in failures] == ["observe"]
 
 
+def test_a_request_that_cannot_be_placed_costs_no_other_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails in the router itself."""
+    made = router(lambda estimates: estimates[0], [], max_requests_per_worker=1)
+    for number in range(6):
+        made.submit(request(f"r{number}"), (), LATER, 0.0)
+    place = made._placer.place
+
+    def poisoned(item: Item, now: float) -> Placed | None:
+        if item.id in ("r4", "r6"):
+            raise OverflowError(item.id)
+        return place(item, now)
+
+    monkeypatch.setattr(made._placer, "place", poisoned)
+    for number in range(3):
+        made.finished(f"r{number}")
+    settled = {one.request_id: one.outcome for one in made.pump(1.0)}
+    assert isinstance(settled.pop("r4"), Refused)
+    assert {name for name, outcome in settled.items() if isinstance(outcome, Placed)} == {"r3", "r5"}
+    refused, _ = made.submit(request("r6"), (), LATER, 1.0)
+    assert isinstance(refused, Refused)
+    assert (refused.reply.code, repr(refused.cause)) == (ErrorCode.INTERNAL, "OverflowError('r6')")
+    made.check_integrity()
+
+
 def test_a_simulation_is_told_and_not_given_the_choices_of_another_policy() -> None:
     made = Dispatcher("replay", Limits(), Weights(), Faulty(raises), Random(7))
     made.state.joined(worker_record("w1"))
@@ -115,8 +142,8 @@ def test_all_failures_are_counted_and_one_a_minute_is_logged() -> None:
 
     now, metrics, log = [0.0], Metrics("router"), Log()
     told = PolicyFailures(lambda: now[0], metrics, log)
-    for at in (0.0, 1.0, LOG_INTERVAL_S - 0.1, LOG_INTERVAL_S):
+    for at in (0.0, 1.0, REPEAT_S - 0.1, REPEAT_S):
         now[0] = at
         told(PolicyFailed("faulty", "choose", "ZeroDivisionError()"))
     assert metrics.value("policy_failures_total", {"kind": "choose"}) == 4
-    assert [line["failures"] for line in log.lines] == [1, 3]
+    assert [line["held_back"] for line in log.lines] == [0, 2]

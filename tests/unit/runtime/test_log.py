@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from kvbus_runtime.log import Seldom
+
 PROGRAM = """
 import logging, sys
 from kvbus_runtime import log
@@ -34,6 +36,15 @@ def test_away_from_a_terminal_every_line_is_json_also_those_of_other_libraries(f
     assert request["timestamp"].endswith("Z")
     assert "LookupError: the cause" in failed["exception"]
     assert (foreign["event"], foreign["level"], foreign["logger"]) == ("from elsewhere", "warning", "aiohttp.server")
+
+
+def test_a_line_that_can_be_provoked_passes_once_a_minute_with_the_number_of_the_others() -> None:
+    now = [0.0]
+    lines = Seldom(60.0, clock=lambda: now[0])
+    told = []
+    for now[0] in (0.0, 0.1, 59.9, 60.0, 119.9, 120.1, 500.0):
+        told.append(lines.turn())
+    assert told == [0, None, None, 2, None, 1, 0]
 
 
 def test_the_level_is_respected() -> None:

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from math import inf
 from typing import Any
 
 from kvbus_router.core.policies import BUILT_IN, KvPolicy, PolicyFailed, RoutingPolicy
+from kvbus_runtime.log import Seldom
 from kvbus_runtime.metrics import Metrics
 from kvbus_runtime.settings import BadSettings
 
 ENTRY_POINTS = "kvbus.routing_policies"
-LOG_INTERVAL_S = 60.0
-"""A policy that fails, fails often: at each request."""
 
 
 def make_policy(name: str, *, temperature_s: float = 0.0) -> RoutingPolicy:
@@ -34,28 +32,22 @@ def make_policy(name: str, *, temperature_s: float = 0.0) -> RoutingPolicy:
 
 
 class PolicyFailures:
-    """Counts all, and logs one at a time."""
+    """Counts all, and logs one at a time: a policy that fails does so at each request."""
 
     def __init__(self, clock: Callable[[], float], metrics: Metrics, log: Any) -> None:
-        self._clock = clock
         self._log = log
+        self._lines = Seldom(clock=clock)
         self._failures = metrics.counter("policy_failures", "choices that the routing policy could not make", ("kind",))
-        self._logged_at = -inf
-        self._since = 0
 
     def __call__(self, failure: PolicyFailed) -> None:
         self._failures.labels(failure.kind).inc()
-        self._since += 1
-        now = self._clock()
-        if now < self._logged_at + LOG_INTERVAL_S:
-            return
-        self._log.error(
-            "policy_failed",
-            policy=failure.policy,
-            kind=failure.kind,
-            reason=failure.reason,
-            failures=self._since,
-            instead=KvPolicy.name,
-            exc_info=failure.__cause__,
-        )
-        self._logged_at, self._since = now, 0
+        if (held_back := self._lines.turn()) is not None:
+            self._log.error(
+                "policy_failed",
+                policy=failure.policy,
+                kind=failure.kind,
+                reason=failure.reason,
+                instead=KvPolicy.name,
+                held_back=held_back,
+                exc_info=failure.__cause__,
+            )

@@ -11,7 +11,7 @@ from kvbus_router.core.choosing import Chooser
 from kvbus_router.core.limits import Limits, Thresholds, Weights
 from kvbus_router.core.news import Heard
 from kvbus_router.core.placing import Placed, Placer
-from kvbus_router.core.policies import OnPolicyFailed, Outcome, RoutingPolicy, let_fail
+from kvbus_router.core.policies import OnPolicyFailed, Outcome, PolicyFailed, RoutingPolicy, let_fail
 from kvbus_router.core.policy_classes import PolicyClasses, Traits
 from kvbus_router.core.scheduling import QueueScheduler, Refused, Settled, pinned_gone, refused
 from kvbus_router.core.state import RouterState
@@ -64,7 +64,12 @@ class Dispatcher:
     ) -> tuple[Placed | Refused | Queued, list[Settled]]:
         """The outcome, and those of others (an earlier try of the same request that still waits, say)."""
         settled = self._withdraw(request.request_id) + self.pump(now)
-        return self._admit(self._item(request, matches, deadline, now), now), settled
+        try:
+            return self._admit(self._item(request, matches, deadline, now), now), settled
+        except PolicyFailed:
+            raise
+        except Exception as problem:
+            return self._scheduler.failed(request.request_id, problem), settled
 
     def finished(self, request_id: str) -> bool:
         """The request is over, or its client gone: its reservation or its place in the queue is free."""

@@ -9,6 +9,7 @@ from kvbus_router.core.choosing import Chooser
 from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.limits import Limits
 from kvbus_router.core.placing import Placed, Placer
+from kvbus_router.core.policies import PolicyFailed
 from kvbus_router.core.policy_classes import PolicyClasses
 from kvbus_router.core.state import RouterState
 from kvbus_router.core.waiting import Item, WaitingRoom
@@ -20,7 +21,10 @@ LOOK_S = 0.02
 
 
 class Refused(msgspec.Struct, frozen=True):
+    """``cause``: of a failure of the router itself."""
+
     reply: ErrorReply
+    cause: Exception | None = None
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -133,11 +137,23 @@ class QueueScheduler:
                 continue
             if item.inflight is not None and not _once(has_room, item.request, self._chooser.has_room_for):
                 continue
-            placed = self._placer.place(item, now)
+            try:
+                placed = self._placer.place(item, now)
+            except PolicyFailed:
+                raise
+            except Exception as problem:
+                return Settled(item.id, self.failed(item.id, problem))
             if placed is not None:
                 self._room.take_turn(item, placed.chosen.uncached_tokens, now)
                 return Settled(item.id, placed)
         return None
+
+    def failed(self, request_id: str, problem: Exception) -> Refused:
+        """Whatever it is about this request: neither those behind it pay for that, nor those that were placed in the same pass."""
+        self._room.remove(request_id)
+        self._state.give_up(request_id)
+        reply = ErrorReply(code=ErrorCode.INTERNAL, message="the router has failed to place the request")
+        return Refused(reply, problem)
 
 
 def refused(code: ErrorCode, message: str, *, retryable: bool) -> Refused:

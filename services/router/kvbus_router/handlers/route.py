@@ -58,6 +58,8 @@ class RouteHandler:
             self._metrics.refused(outcome)
             reply = outcome.reply
             self._log.info("refused", request=request.request_id, model=request.model, code=reply.code)
+            if outcome.cause is not None:
+                self._log.error("placing_failed", request=request.request_id, exc_info=outcome.cause)
             raise RequestFailed(reply)
         await self._announce(request, outcome)
         return outcome.placement
