@@ -71,12 +71,14 @@ TRANSIENT = (429, 503, 529)
 RETRY_AFTER_S = 1.0
 """Of these where nobody knows better: they always say when, since without it Codex gives up at once on a 429."""
 
+NOT_AGAIN = {"x-should-retry": "false"}
 MAX_MESSAGE_CHARS = 1000
 
 
 class ApiError(Exception):
     """``status``: of the HTTP response; ``code``: stable; ``param``: the field at fault; ``retry_after_s``: not before that;
-    ``headers``: more of them for the response."""
+    ``headers``: more of them for the response. ``retryable``: False where the same again cannot succeed though the status says
+    that it may; the SDKs of OpenAI and Anthropic go by the header for that."""
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class ApiError(Exception):
         error_type: str | None = None,
         retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
+        retryable: bool = True,
     ) -> None:
         if len(message) > MAX_MESSAGE_CHARS:  # it may quote the request
             message = message[:MAX_MESSAGE_CHARS] + "..."
@@ -97,8 +100,9 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.error_type = error_type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-        self.retry_after_s = RETRY_AFTER_S if retry_after_s is None and status in TRANSIENT else retry_after_s
-        self._headers = dict(headers or {})
+        unsaid = retry_after_s is None and status in TRANSIENT and retryable
+        self.retry_after_s = RETRY_AFTER_S if unsaid else retry_after_s
+        self._headers = {**({} if retryable else NOT_AGAIN), **(headers or {})}
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -200,10 +200,16 @@ def test_a_choice_is_complete_when_only_the_news_of_its_end_was_lost() -> None:
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_every_internal_error_has_a_status(code: ErrorCode) -> None:
-    error = api_error(ErrorReply(code=code, message="m", param="p"))
+    error = api_error(ErrorReply(code=code, message="m", param="p", retryable=True))
     assert 400 <= error.status < 600
     assert (error.code, error.param) == (str(code), "p")
     assert ("Retry-After" in error.headers) == (error.status in (429, 503))
+
+
+def test_what_cannot_succeed_again_does_not_ask_for_it() -> None:
+    gone = api_error(ErrorReply(code=ErrorCode.NO_WORKERS, message="the pinned worker is not there", retryable=False))
+    assert (gone.status, gone.headers) == (503, {"x-should-retry": "false"})
+    assert "x-should-retry" not in api_error(ErrorReply(code=ErrorCode.INTERNAL, message="m")).headers
 
 
 def test_a_field_is_named_as_the_client_knows_it() -> None:

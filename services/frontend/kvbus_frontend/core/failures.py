@@ -1,6 +1,6 @@
 """What went wrong inside, as the HTTP API says it."""
 
-from kvbus_protocols.errors import ApiError, InvalidRequest
+from kvbus_protocols.errors import TRANSIENT, ApiError, InvalidRequest
 from kvbus_wire.errors import ErrorCode, ErrorReply
 
 _STATUS = {
@@ -29,7 +29,14 @@ def api_error(reply: ErrorReply) -> ApiError:
     param = _PARAMS.get(reply.param, reply.param) if reply.param is not None else None
     if status == 400:
         return InvalidRequest(reply.message, param=param, code=str(reply.code))
-    return ApiError(status, reply.message, code=str(reply.code), param=param, retry_after_s=reply.retry_after_s)
+    return ApiError(
+        status,
+        reply.message,
+        code=str(reply.code),
+        param=param,
+        retry_after_s=reply.retry_after_s,
+        retryable=reply.retryable or status not in TRANSIENT,
+    )
 
 
 def internal_error(cause: BaseException) -> ApiError:
