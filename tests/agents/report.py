@@ -5,15 +5,18 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """The cached share of one request, and how much it had to be."""
+    """The cached share of one request, and how much it had to be. ``reusable``: the share that the prompt before it has, too, where
+    that is known: more cannot be found."""
 
     what: str
     share: float
     at_least: float | None
+    reusable: float | None = None
 
     def __str__(self) -> str:
+        possible = f" of {self.reusable:.1%}" if self.reusable is not None else ""
         wanted = f" (>= {self.at_least:.0%})" if self.at_least is not None else ""
-        return f"{self.what} {self.share:.1%}{wanted}"
+        return f"{self.what} {self.share:.1%}{possible}{wanted}"
 
 
 class Row(NamedTuple):

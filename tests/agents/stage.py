@@ -15,6 +15,10 @@ from tests.agents.report import Row, Share
 from tests.agents.system import MODEL, Line, System
 from tests.agents.terminal import Terminal
 
+OF_THE_PROMPT_BEFORE = 0.985
+"""How much of the earlier prompt must be found when the next one begins with it: all but the last block, and what a template
+writes at the end of a prompt only."""
+
 
 class Stage:
     """What a test works with. `ask` runs the client for one user turn."""
@@ -107,26 +111,28 @@ class Stage:
         assert self.client.complaints(outcome) == [], said
         assert [exchange.status for exchange in self.generations if exchange.status >= 400] == [], said
 
-    def check_cached(self, exchange: Exchange, at_least: float, what: str) -> None:
-        """The share of the request's prompt that came from the cache; goes to the report."""
+    def check_cached(self, exchange: Exchange, at_least: float, what: str, *, before: Exchange | None = None) -> None:
+        """The share of the request's prompt that came from the cache; goes to the report.
+
+        ``before``: a request whose whole prompt this one begins with. All of that must have been found (`OF_THE_PROMPT_BEFORE`).
+        """
         usage = exchange.usage
         assert usage is not None, exchange
-        self._shares.append(Share(what, usage.cached_share, at_least))
+        reusable = None if before is None else _check_found_again(before, exchange, self.summary())
+        self._shares.append(Share(what, usage.cached_share, at_least, reusable))
         assert usage.cached_share >= at_least, f"{what}: {usage}"
 
     def check_turns_cached(self, at_least: float = 0.97, *, exchanges: Sequence[Exchange] | None = None) -> None:
         """Each of these requests (all by default) found the one before it in the cache; the last one goes to the report.
 
-        ``at_least``: of the request's own prompt. Of the prompt before it 97 % must be found in any case.
+        ``at_least``: of the request's own prompt. All of the prompt before it must be found in any case (`OF_THE_PROMPT_BEFORE`).
         """
         chosen = self.generations if exchanges is None else exchanges
-        for before, exchange in pairwise(chosen):
-            earlier, usage = before.usage, exchange.usage
-            assert earlier is not None
-            assert usage is not None
-            assert usage.cached_tokens >= 0.97 * earlier.prompt_tokens, f"{usage}\n{self.summary()}"
-            assert usage.cached_share >= at_least or exchange is chosen[-1], f"{usage}\n{self.summary()}"
-        self.check_cached(chosen[-1], at_least, "last turn")
+        for before, exchange in pairwise(chosen[:-1]):
+            _check_found_again(before, exchange, self.summary())
+            assert exchange.usage is not None
+            assert exchange.usage.cached_share >= at_least, f"{exchange.usage}\n{self.summary()}"
+        self.check_cached(chosen[-1], at_least, "last turn", before=chosen[-2] if len(chosen) > 1 else None)
 
     def summary(self) -> str:
         """All requests, a line each, for messages of failed checks."""
@@ -148,3 +154,12 @@ class Stage:
             prompt_tokens=used[-1].prompt_tokens if used else 0,
             shares=tuple(shares),
         )
+
+
+def _check_found_again(before: Exchange, exchange: Exchange, summary: str) -> float:
+    """The share of the request's prompt that it has in common with the one before it, which must have been found."""
+    earlier, usage = before.usage, exchange.usage
+    assert earlier is not None
+    assert usage is not None
+    assert usage.cached_tokens >= OF_THE_PROMPT_BEFORE * earlier.prompt_tokens, f"{usage}\n{summary}"
+    return min(1.0, earlier.prompt_tokens / usage.prompt_tokens)

@@ -10,8 +10,6 @@ from tests.agents.system import line
 
 pytestmark = pytest.mark.parametrize("client", ALL, ids=str)
 
-BLOCK_SIZE = 16
-
 
 @pytest.mark.parametrize("model_format", ["xml", "hermes"])
 def test_a_tool_loop_writes_a_file_and_runs_a_command(
@@ -82,11 +80,8 @@ def test_compaction_keeps_the_prefix_and_the_session_goes_on(client: ClaudeCode,
     _, told, compaction, after = stage.generations
     assert after.in_prompt("We spoke of tides.")
     assert not after.in_prompt("They come and go.")
-    assert told.usage is not None
-    assert compaction.usage is not None
-    assert compaction.usage.cached_tokens >= told.usage.prompt_tokens - 3 * BLOCK_SIZE
     # The instructions for the summary are new.
-    stage.check_cached(compaction, 0.88, "compaction")
+    stage.check_cached(compaction, 0.88, "compaction", before=told)
     stage.check_cached(after, 0.6, "after compaction")
 
 

@@ -45,9 +45,7 @@ def test_a_tool_that_is_searched_for_shows_where_it_was_found_and_is_called(
     assert "spawn_agent" not in json.dumps(first.json["tools"])
     assert items(found, "tool_search_output")
     # What was found is half of the second prompt.
-    assert first.usage is not None
-    assert found.usage is not None
-    assert found.usage.cached_tokens >= 0.97 * first.usage.prompt_tokens
+    stage.check_cached(found, 0.5, "after the search", before=first)
     stage.check_turns_cached(exchanges=made[1:])
 
 
