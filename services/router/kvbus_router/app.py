@@ -157,10 +157,8 @@ class RouterApp:
 
     def _count_routers(self, record: InstanceRecord, _change: Change) -> None:
         if record.service == "router":
-            others = [
-                r for r in self._service.directory.instances("router") if r.instance_id != self._service.instance_id
-            ]
-            self.dispatcher.set_routers(1 + len(others))
+            routers = self._service.directory.instances("router")
+            self.dispatcher.set_routers(router.instance_id for router in routers)
 
     def _name_indexers(self, record: InstanceRecord, _change: Change) -> None:
         if record.service == "indexer":

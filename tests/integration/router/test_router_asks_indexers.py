@@ -6,7 +6,7 @@ from typing import Any
 
 from kvbus_runtime.bus import RequestContext
 from kvbus_testkit.instances import block_keys
-from kvbus_testkit.timing import eventually
+from kvbus_testkit.timing import eventually, scaled
 from kvbus_wire.indexer import IndexQuery, IndexReply, Match
 from kvbus_wire.router import Placement, RouteRequest
 
@@ -42,7 +42,7 @@ async def indexer(cluster: Any, name: str, *, hangs: bool = False) -> Any:
 
 
 async def start_router(cluster: Any, indexers: int) -> Any:
-    running = await cluster.router(index_timeout_s=0.05, index_failures=2, index_pause_s=60.0)
+    running = await cluster.router(index_timeout_s=scaled(1.0), index_failures=2, index_pause_s=60.0)
     for name in ("w1", "w2"):
         await cluster.worker(name, max_num_seqs=64)
     metrics = running.service.metrics

@@ -158,9 +158,9 @@ def test_policies_that_do_not_go_by_cost_see_everyone() -> None:
 def test_replicas_compare_less_and_take_care_that_it_is_not_the_same() -> None:
     router = cluster(40)
     assert router.explain_placed(place(router, asked("alone")).request_id).workers  # type: ignore[union-attr]
-    router.set_routers(4)
+    router.set_routers(["a", "b", "c"])
     told = place(router, request("r", prompt_tokens=85, explain=True)).explanation
     assert told is not None
     assert len(told.workers) == 10
-    router.set_routers(0)
+    router.set_routers([])
     assert router.routers == 1

@@ -103,7 +103,7 @@ class _Cluster:
             for n in range(scene.routers)
         ]
         for router in self._routers:
-            router.set_routers(1 if scene.everyone else scene.routers)
+            router.set_routers([] if scene.everyone else [f"router-{n}" for n in range(scene.routers)])
             for worker in self._workers.values():
                 router.joined(worker_of(worker.id, tokens_per_s=worker.tokens_per_s), 0.0)
 

@@ -15,6 +15,7 @@ from kvbus_router.core.policies import OnPolicyFailed, Outcome, PolicyFailed, Ro
 from kvbus_router.core.policy_classes import PolicyClasses, Traits
 from kvbus_router.core.scheduling import QueueScheduler, Refused, Settled, pinned_gone, refused
 from kvbus_router.core.state import RouterState
+from kvbus_router.core.turns import Turns
 from kvbus_router.core.waiting import Item, WaitingRoom
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.indexer import Match
@@ -53,7 +54,10 @@ class Dispatcher:
         self.room = WaitingRoom(limits)
         self._chooser = Chooser(self.state, limits, weights, policy, rng, policy_failed)
         self._placer = Placer(router_id, self.state, self._chooser, self.room, limits, weights, unix_ms)
-        self._scheduler = QueueScheduler(self.state, self._chooser, self._placer, self.room, limits, classes)
+        self._turns = Turns(router_id)
+        self._scheduler = QueueScheduler(
+            self.state, self._chooser, self._placer, self.room, limits, classes, self._turns
+        )
         self.affinity = self._chooser.affinity
         self.decisions = self._placer.decisions
 
@@ -139,11 +143,13 @@ class Dispatcher:
 
     @property
     def routers(self) -> int:
-        return self._chooser.routers
+        return self._turns.routers
 
-    def set_routers(self, count: int) -> None:
-        """How many replicas there are, this one included: they take care not to choose the same worker at the same moment."""
-        self._chooser.routers = max(1, count)
+    def set_routers(self, router_ids: Iterable[str]) -> None:
+        """Which replicas there are (this one in any case): they take care not to choose the same worker at the same moment, nor to
+        use the same place in a policy class."""
+        self._turns.set_routers(router_ids)
+        self._chooser.routers = self._turns.routers
 
     def set_classes(self, classes: PolicyClasses) -> None:
         """In force from now on; `pump` afterwards. Those who wait keep their place; what may run at a time is that of the class of
@@ -164,7 +170,8 @@ class Dispatcher:
 
     def next_due(self) -> float | None:
         """When `pump` must be called at the latest; None: never."""
-        return self.room.due if self.room.due < inf else None
+        due = min(self.room.due, self._turns.due) if self.room else inf
+        return due if due < inf else None
 
     def refuse_all(self, code: ErrorCode, message: str) -> list[Settled]:
         """The router stops: nobody waits any more."""

@@ -12,6 +12,7 @@ from kvbus_router.core.placing import Placed, Placer
 from kvbus_router.core.policies import PolicyFailed
 from kvbus_router.core.policy_classes import PolicyClasses
 from kvbus_router.core.state import RouterState
+from kvbus_router.core.turns import Turns
 from kvbus_router.core.waiting import Item, WaitingRoom
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.router import RouteRequest
@@ -55,6 +56,7 @@ class QueueScheduler:
         room: WaitingRoom,
         limits: Limits,
         classes: PolicyClasses,
+        turns: Turns,
     ) -> None:
         self.classes = classes
         self._state = state
@@ -62,11 +64,13 @@ class QueueScheduler:
         self._placer = placer
         self._room = room
         self._limits = limits
+        self._turns = turns
         self._checked = self._constraints_as_of()
         self._next_look = 0.0
 
     def pump(self, now: float) -> list[Settled]:
         """Serve those who wait as far as there is room, and send away those whose time is over."""
+        self._take_turns(now)
         if not self._room:
             return []
         settled = self._expire(now) if now >= self._room.due or self._checked != self._constraints_as_of() else []
@@ -80,10 +84,20 @@ class QueueScheduler:
 
     def may_run(self, flow: FlowKey) -> bool:
         """Whether its class and its tenant may have one more placed."""
-        limits, shares = self.classes.named(flow.policy_class), self._state.shares
-        return (not limits.max_running or shares.of_class(limits.name) < limits.max_running) and (
-            not limits.max_running_per_tenant or shares.of_flow(flow) < limits.max_running_per_tenant
+        limits, shares, turns = self.classes.named(flow.policy_class), self._state.shares, self._turns
+        running = shares.of_class(limits.name) + turns.of_class(limits.name)
+        of_tenant = shares.of_flow(flow) + turns.of_flow(flow)
+        return (not limits.max_running or running < limits.max_running) and (
+            not limits.max_running_per_tenant or of_tenant < limits.max_running_per_tenant
         )
+
+    def _take_turns(self, now: float) -> None:
+        while self._state.ends:
+            request_id, flow = self._state.ends.popleft()
+            limits = self.classes.named(flow.policy_class)
+            if limits.max_running or limits.max_running_per_tenant:
+                self._turns.ended(request_id, flow, now)
+        self._turns.advance(now)
 
     def _constraints_as_of(self) -> Hashable:
         """The same as long as whoever may take a request still may."""

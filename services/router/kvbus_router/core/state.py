@@ -1,9 +1,10 @@
 """What the router knows: workers, the hosts' lower tiers, reservations, prefixes being computed."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
+from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
 from kvbus_router.core.news import Correction, EarlyNews, EndedRequests, Heard, is_later
@@ -15,6 +16,7 @@ from kvbus_wire.records import InstanceRecord
 from kvbus_wire.router import Decision
 
 NOBODY = Roster()
+MAX_ENDS = 4096
 
 
 class Ending(StrEnum):
@@ -50,6 +52,8 @@ class RouterState:
         self.early = EarlyNews(limits.max_early_news)
         self._ended = EndedRequests(limits.max_ended_requests)
         self.shares = Shares()
+        self.ends: deque[tuple[str, FlowKey]] = deque(maxlen=MAX_ENDS)
+        """Requests that have ended, until somebody takes them from here."""
         self._workers: dict[str, Worker] = {}
         self._models: dict[str, dict[str, Worker]] = {}
         self._rosters: dict[str, Roster] = {}
@@ -246,6 +250,8 @@ class RouterState:
         del self._placed[reservation.request_id]
         self.shares.drop(reservation.flow)
         self.endings[ending] += 1
+        if ending is not Ending.MOVED:
+            self.ends.append((reservation.request_id, reservation.flow))
 
     # -- queries
 

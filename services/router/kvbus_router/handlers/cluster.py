@@ -61,7 +61,6 @@ class ClusterHandler:
             self._pump()
 
     def _pump(self) -> None:
-        if self._dispatcher.waiting:
-            self._settle(self._dispatcher.pump(self._clock()))
+        self._settle(self._dispatcher.pump(self._clock()))
         self._metrics.take_over()
         self._changed()
