@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvbus_blocks.keys import KEY_BYTES
-from kvbus_cli.asking import NotAnswered, ask_one, run
+from kvbus_cli.asking import NotAnswered, ask_any, run
 from kvbus_cli.prompt.client import PromptFailed
 from kvbus_cli.prompt.keys import KeyedPrompt, PromptSettings, keyed_prompt
 from kvbus_cli.prompt.request_file import BadRequestFile
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
         async def ask(bus: Bus) -> IndexReply:
             query = IndexQuery(model=prompt.model, keys=prompt.keys, counts=False)
-            reply: IndexReply = await ask_one(bus, bus.subjects.index_query(prompt.model), query, IndexReply)
+            reply: IndexReply = await ask_any(bus, "indexer", bus.subjects.indexer_query, query, IndexReply)
             return reply
 
         told = holdings(prompt, run(settings, "indexer", ask).matches)
