@@ -96,7 +96,7 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     work_weight: Annotated[float, Flag("cost of a second of prefill that a request adds, in seconds")] = 0.25
     decode_weight: Annotated[
         float, Flag("cost of each request that runs on a worker, in decode steps; more spreads requests out")
-    ] = 4.0
+    ] = 8.0
     g2_speedup: Annotated[float, Flag("fetching from host memory against computing, until it was measured")] = 10.0
     g3_speedup: Annotated[float, Flag("the same from the host's NVMe")] = 4.0
     g4_speedup: Annotated[float, Flag("the same from the cluster's store")] = 2.0

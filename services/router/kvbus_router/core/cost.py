@@ -10,7 +10,7 @@
                      prompts wait for the one worker that computes their prefix, instead of computing it everywhere
         decode     = decode_weight * (running requests, each as far as it has still to go) * (time of a decode step) * length: steps
                      get longer for all of them, for as long as the request runs. The weight stands for the many steps in which
-                     that happens, a little each; 4 is from replay: with 1, sessions crowd where their prompts are
+                     that happens, a little each; 8 is from replay: with less, sessions crowd where their prompts are
         others     = 1 / (1 + latency_sensitivity)
         length     = its expected output (osl) / expected_output_tokens, within 1/8 .. 8
         taints     = product of the factors by which the request prefers or avoids what the worker is tainted with

@@ -69,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
     work_weight: float = 0.25
-    decode_weight: float = 4.0
+    decode_weight: float = 8.0
     g2_speedup: float = 10.0
     g3_speedup: float = 4.0
     g4_speedup: float = 2.0
