@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import Callable
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import pytest
 
 from kvbus_router import app
+from kvbus_router.adapters.limits import KEY
 from kvbus_router.app import RouterApp
 from kvbus_router.settings import RouterSettings
 from kvbus_runtime.bus import RequestFailed
@@ -18,7 +19,7 @@ from kvbus_runtime.watched import WatchedValue
 from kvbus_testkit.timing import eventually
 from kvbus_testkit.up import run_kvbus
 from kvbus_wire.errors import ErrorCode
-from kvbus_wire.message import Message
+from kvbus_wire.message import Message, encode
 from kvbus_wire.request import AgentHints
 from kvbus_wire.router import (
     ExplainPlaced,
@@ -30,6 +31,7 @@ from kvbus_wire.router import (
     RouteRequest,
     RouterLimits,
     SetLimits,
+    StoredLimits,
     WorkerLimits,
 )
 
@@ -158,6 +160,16 @@ async def test_a_change_that_makes_no_sense_is_refused_and_changes_nothing(clust
     assert (refused.value.code, refused.value.reply.param) == (ErrorCode.INVALID_REQUEST, "busy_used_blocks_share")
     assert running.service.metrics.value("limits_revision") == 0
     assert running.service.metrics.value("limit_changes_total", {"outcome": "invalid_request"}) == 1
+
+
+async def test_stored_limits_that_make_no_sense_count_as_none(cluster: Any) -> None:
+    running, client = await cluster.router(), await cluster.client()
+    stored = WatchedValue(client.bus, client.bus.subjects.settings_bucket, KEY, lambda _: None)
+    await stored.start()
+    await stored.change(lambda _: encode(StoredLimits(limits=WorkerLimits(worker_limit_factor=inf))))
+    await eventually(lambda: running.service.metrics.value("limits_revision") == 1)
+    assert (await in_force(client, "router-1")).worker_limit_factor == RouterSettings().worker_limit_factor
+    await stored.stop()
 
 
 async def test_a_router_that_cannot_follow_the_limits_places_all_the_same(

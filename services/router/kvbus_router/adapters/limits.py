@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kvbus_router.core.limits import BadLimits, Thresholds, changed_limits
+from kvbus_router.core.limits import BadLimits, Thresholds, changed_limits, check_limits
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.metrics import Metrics
@@ -105,7 +105,8 @@ class LimitsStore:
             return WorkerLimits()
         try:
             stored: StoredLimits = _decoder.decode(data)
-        except DecodeFailed as problem:
+            check_limits(stored.limits)
+        except (DecodeFailed, BadLimits) as problem:
             self._log.error("bad_stored_limits", reason=str(problem))
             return WorkerLimits()
         return stored.limits

@@ -89,12 +89,12 @@ def changed_limits(stored: WorkerLimits, asked: SetLimits) -> WorkerLimits:
         cordoned = {*(fields.get("cordoned") or ()), *asked.cordon} - set(asked.uncordon)
         fields["cordoned"] = tuple(sorted(cordoned)) or None
     limits = WorkerLimits(**fields)
-    _check(limits)
+    check_limits(limits)
     return limits
 
 
-def _check(limits: WorkerLimits) -> None:
-    """The ranges are those of the settings. "nan" is in none of them."""
+def check_limits(limits: WorkerLimits) -> None:
+    """Raise BadLimits. The ranges are those of the settings; "nan" is in none of them."""
     if limits.max_requests_per_worker is not None and limits.max_requests_per_worker < 0:
         raise BadLimits("max_requests_per_worker", "must not be negative")
     if limits.worker_limit_factor is not None and not 0 < limits.worker_limit_factor < 1e6:
