@@ -132,7 +132,7 @@ def test_only_the_template_writes_control_tokens_and_no_text_is_lost(contents: l
     assert BYTE_LEVEL.decode(ids, keep_special=True) == expected
 
 
-@given(contents=st.lists(plain_text, min_size=1, max_size=4))
+@given(contents=st.lists(plain_text.filter(lambda text: "<|" not in text), min_size=1, max_size=4))
 @settings(deadline=None)
 def test_segments_have_the_ids_of_the_whole_text(contents: list[str]) -> None:
     segments = CHAT.render([{"role": "user", "content": content, "more": ""} for content in contents])

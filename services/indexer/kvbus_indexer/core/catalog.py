@@ -75,8 +75,9 @@ class Catalog:
     def delivered(self, stream_seq: int, now: float) -> None:
         """The stream has brought message ``stream_seq``, whatever is in it. Call it before `apply`."""
         position = self.repairs.position
-        if position and stream_seq > position + 1:
-            # What lay between was purged or expired before it was read.
+        if (position or self.caught_up) and stream_seq > position + 1:
+            # What lay between was purged or expired before it was read. Before anything was read it is the past, unless the
+            # stream's end was reached without a message: what has come since then counts, even if it was the first.
             self._missed("stream_hole", now)
         self.repairs.position = stream_seq
 
