@@ -1,9 +1,11 @@
 """Fixtures of all tests: one nats-server per test run, one namespace per test."""
 
+import logging
 import secrets
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
@@ -16,6 +18,18 @@ settings.load_profile("kvbus")
 
 collect_ignore = ["agents"]
 """They need npm; `make agents` names them."""
+
+
+@pytest.fixture(autouse=True)
+def logs_of_one_test() -> Iterator[None]:
+    """A program sets up the logs of its process, which here is that of all tests: each starts without what another left."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

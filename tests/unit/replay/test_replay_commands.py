@@ -131,11 +131,7 @@ def test_help_tells_what_holds_without_a_flag(verb: ModuleType, capsys: pytest.C
     assert "(default: 64)" in said or "(default: 10000 50000)" in said
 
 
-def test_a_recording_is_not_written_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # It sets up the logs of its process, which here is that of all tests.
-    monkeypatch.setattr("kvbus_runtime.log.configure", lambda level, log_format: None)
+def test_a_recording_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "live.jsonl"
     path.write_text("of yesterday")
     nowhere = ["--nats", "nats://127.0.0.1:1", "--connect-timeout-s", "0.05"]

@@ -101,12 +101,16 @@ class Catalog:
     def stream_caught_up(self, now: float) -> None:
         """All events that the stream held at the start were delivered. From here on, what is missing is repaired.
 
-        A feed of which the stream holds nothing any more shows in no gap. Workers have one, and report its last event.
+        A feed of which the stream holds nothing any more shows in no gap. Workers have one, and report its last event. What fills
+        another instance's gap in one feed says nothing of its others.
         """
         self.repairs.running = self.repairs.attention = True
         for instance in self._instances.values():
-            may_lack_feeds = not instance.applied or not (instance.is_worker or instance.restored)
-            if instance.phase is Phase.LIVE and instance.has_events and may_lack_feeds:
+            if instance.is_worker:
+                may_lack_feeds = instance.phase is Phase.LIVE and instance.has_events and not instance.applied
+            else:
+                may_lack_feeds = not instance.restored and (instance.phase is Phase.LIVE or instance.keeps_events)
+            if may_lack_feeds:
                 self.repairs.want(instance, "unseen", now)
 
     def stream_replaced(self, now: float) -> None:
