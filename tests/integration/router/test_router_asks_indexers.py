@@ -56,16 +56,19 @@ async def test_a_cut_off_indexer_does_not_keep_the_router_from_the_other(cluster
     await indexer(cluster, "i2")
     metrics, client = await start_router(cluster, 2), await cluster.client()
 
-    def failures() -> float:
-        return metrics.value("index_queries_total", {"outcome": "deadline_exceeded"}) or 0.0
+    def asked(outcome: str) -> float:
+        return metrics.value("index_queries_total", {"outcome": outcome}) or 0.0
 
     number = 0
-    while failures() < 2:
+    while asked("deadline_exceeded") < 2:
         number += 1
         await route(client, f"before{number}")
-    known = [(await route(client, f"after{number}")).cached_tokens for number in range(12)]
-    assert known == [48] * 12
-    assert failures() == 2
+    answered = asked("ok")
+    # Not all go where the prompt is: those that were placed without an answer may have gone there, too, and are more work.
+    for number in range(12):
+        await route(client, f"after{number}")
+    assert asked("ok") == answered + 12
+    assert asked("deadline_exceeded") == 2
     assert not metrics.value("index_queries_total", {"outcome": "paused"})
 
 
