@@ -79,8 +79,10 @@ async def test_no_request_fails_without_the_indexer_and_the_hit_rate_recovers(cl
         cluster.start("indexer")
         await asyncio.to_thread(cluster.processes["indexer"].wait_ready, timeout_s=60)
         asked = await answered_questions(cluster)
-        await sessions.go_on()
-        after = await sessions.go_on()
+        for _ in range(5):  # sessions that began without it still pay for that
+            after = await sessions.go_on()
+            if after > before - 0.05:
+                break
         sessions.stop()
     outcomes = {(str(answer.error), answer.finish_reason, answer.done) for answer in sessions.answers}
     print(f"{len(sessions.answers)} answers; hit rate {before:.3f}, without {without:.3f}, then {after:.3f}")
