@@ -22,10 +22,9 @@ collect_ignore = ["agents"]
 
 @pytest.fixture(autouse=True)
 def logs_of_one_test() -> Iterator[None]:
-    """A program sets up the logs of its process, which here is that of all tests: each starts without what another left."""
+    """A program sets up the logs of its process, which here is that of all tests: none leaves that to another."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    structlog.reset_defaults()
     yield
     structlog.reset_defaults()
     root.handlers[:] = handlers

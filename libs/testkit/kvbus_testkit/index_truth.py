@@ -16,14 +16,6 @@ _CHUNK_CHAINS = 5
 _REPLAY_MESSAGES = 8
 
 
-def chain_to(number: int) -> list[int]:
-    chain = []
-    while number:
-        chain.append(number)
-        number //= 2
-    return chain[::-1]
-
-
 def depth_of(chain: Sequence[int], held: frozenset[int]) -> int:
     """How many leading blocks of the chain are held."""
     return next((depth for depth, number in enumerate(chain) if number not in held), len(chain))

@@ -30,6 +30,15 @@ def block_keys(*numbers: int) -> bytes:
     return pack_keys(map(block_key, numbers))
 
 
+def chain_to(number: int) -> list[int]:
+    """In the tree of blocks in which block k (from 1) has the parent k // 2 (0: the root)."""
+    chain = []
+    while number:
+        chain.append(number)
+        number //= 2
+    return chain[::-1]
+
+
 class FakeInstance:
     """One model, one tier. Blocks are numbers; every change is an event, unless it is ``lost`` on its way."""
 

@@ -9,20 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvbus_blocks.index import Owner, PrefixIndex
 from kvbus_blocks.plain_index import PlainIndex
 from kvbus_testkit.flash import flash_index
+from kvbus_testkit.instances import chain_to
 
 OWNERS = [Owner(instance, tier) for instance in "abc" for tier in ("g1", "g2")]
 owners = st.sampled_from(OWNERS)
-# A tree of chains: key k (from 1) has the parent k // 2 (0: the root), so every key has one parent and up to two children.
+# Of the tree of `chain_to`, in which every key has one parent and up to two children.
 DEEPEST = 127
 some_keys = st.lists(st.integers(1, DEEPEST), min_size=1, max_size=20)
-
-
-def chain_to(key: int) -> list[int]:
-    chain = []
-    while key:
-        chain.append(key)
-        key //= 2
-    return chain[::-1]
 
 
 class IndexMachine(RuleBasedStateMachine):

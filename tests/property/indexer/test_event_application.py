@@ -19,8 +19,8 @@ from kvbus_indexer.core.digest import combined, feed_digests
 from kvbus_indexer.core.instance import FeedKey, Order, Phase
 from kvbus_indexer.core.limits import Limits
 from kvbus_testkit.index_events import MODEL, decision
-from kvbus_testkit.index_truth import BLOCKS, Holder, Stream, chain_to, depth_of
-from kvbus_testkit.instances import block_keys
+from kvbus_testkit.index_truth import BLOCKS, Holder, Stream, depth_of
+from kvbus_testkit.instances import block_keys, chain_to
 from kvbus_wire.checkpoint import read_checkpoint
 from kvbus_wire.indexer import Match
 from kvbus_wire.kv_events import KvEvents

@@ -7,22 +7,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvbus_blocks.plain_index import PlainIndex
 from kvbus_indexer.core.limits import Limits
 from kvbus_indexer.core.predictions import Predictions
+from kvbus_testkit.instances import chain_to
 
 LIMITS = Limits(max_predicted_keys=40, predicted_ttl_s=10.0, confirm_s=1.0, approximate_ttl_s=30.0)
 CAPACITY = 16
 MODEL_OF = {"w0": "m", "w1": "m", "w2": "other"}
 requests = st.sampled_from([f"r{n}" for n in range(8)])
 workers = st.sampled_from(sorted(MODEL_OF))
-# Block k (from 1) has the parent k // 2 (0: the root).
 leaves = st.integers(1, 63)
-
-
-def chain_to(number: int) -> list[int]:
-    chain = []
-    while number:
-        chain.append(number)
-        number //= 2
-    return chain[::-1]
 
 
 class Decided:
