@@ -29,12 +29,17 @@ from kvbus_wire.kv_events import Cleared, KvEvents, Removed, Stored
 from kvbus_wire.kvbm import (
     AttachedPool,
     AttachPool,
+    BlockDirective,
     CommitBlocks,
+    DropBlocks,
+    DroppedBlocks,
     PinBlocks,
     PinnedBlocks,
     ReleaseLease,
     ReserveBlocks,
     ReservedBlocks,
+    RetainBlocks,
+    Retained,
     Slot,
 )
 from kvbus_wire.load import LoadReport
@@ -66,6 +71,8 @@ from kvbus_wire.worker import (
     Drain,
     Generate,
     NeedTokens,
+    Prefetch,
+    Prefetched,
     ReplayedSteps,
     ReplaySteps,
     SnapshotChain,
@@ -85,7 +92,16 @@ ERROR = ErrorReply(
     param="model",
     details={"limit": 10, "share": 0.5, "queue": "full"},
 )
-USAGE = Usage(prompt_tokens=100, output_tokens=7, cached_tokens=64, onboarded_tokens=16, queue_s=0.25, prefill_s=0.5)
+USAGE = Usage(
+    prompt_tokens=100,
+    output_tokens=7,
+    cached_tokens=64,
+    onboarded_tokens=16,
+    queue_s=0.25,
+    prefill_s=0.5,
+    unpinned_tokens=32,
+)
+DIRECTIVE = BlockDirective(start=1, end=2, kind="pinned", priority=5, ttl_s=300.0, tenant="t")
 CARD = ModelCard(
     name="org/model.v1",
     fingerprint="f00d",
@@ -268,12 +284,16 @@ SAMPLES: tuple[Message, ...] = (
     ),
     AttachPool(instance_id="worker-1", incarnation=5, model="m", kv_layout="l", block_bytes=4096, block_size=32),
     AttachedPool(pool_id="p", path="/dev/shm/pool", slot_bytes=4096, slots=128),  # noqa: S108
-    ReserveBlocks(pool_id="p", instance_id="worker-1", parent=KEY_A, keys=KEY_B),
+    ReserveBlocks(pool_id="p", instance_id="worker-1", parent=KEY_A, keys=KEY_B, directives=(DIRECTIVE,)),
     ReservedBlocks(lease_id="l", lease_s=5.0, slots=(Slot(index=1, generation=2, checksum=3), None)),
     CommitBlocks(lease_id="l", checksums=(2**64 - 1, None)),
-    PinBlocks(pool_id="p", instance_id="worker-1", keys=KEYS),
-    PinnedBlocks(lease_id="l", lease_s=5.0, slots=(Slot(index=1, generation=2, checksum=3),)),
+    PinBlocks(pool_id="p", instance_id="worker-1", keys=KEYS, wait_s=0.5),
+    PinnedBlocks(lease_id="l", lease_s=5.0, slots=(Slot(index=1, generation=2, checksum=3),), coming=64),
     ReleaseLease(lease_id="l", corrupt=(1, 3)),
+    RetainBlocks(pool_id="p", instance_id="worker-1", keys=KEYS, directives=(DIRECTIVE,)),
+    Retained(unpinned=(0, 1)),
+    DropBlocks(model="m", keys=KEYS),
+    DroppedBlocks(blocks={"g2": 2}),
     LoadReport(
         instance_id="worker-1",
         incarnation=5,
@@ -316,7 +336,7 @@ SAMPLES: tuple[Message, ...] = (
             reads_remote=True,
             kv_events=False,
         ),
-        kvbm=KvbmRecord(g2_bytes=1 << 30, onboard_bytes_per_s=1e9),
+        kvbm=KvbmRecord(g2_bytes=1 << 30, onboard_bytes_per_s=1e9, g3_bytes=1 << 34, g4_store="store-1"),
     ),
     ROUTE_REQUEST,
     Placement(
@@ -383,7 +403,21 @@ SAMPLES: tuple[Message, ...] = (
         trace="00-abc-def-01",
         guidance=GUIDANCE,
         speculative=True,
+        tenant="t",
     ),
+    Prefetch(
+        request_id="r1",
+        model="m",
+        tokens=b"\x01\x00\x00\x00",
+        deadline_ms=1_700_000_060_000,
+        prefix_key=KEY_A,
+        prefix_tokens=16,
+        cache_salt="salt",
+        lora="adapter",
+        retention=(Retention(start=16, end=32, priority=5, ttl_s=300.0, kind="pinned"),),
+        tenant="t",
+    ),
+    Prefetched(request_id="r1", cached_tokens=32, onboarded_tokens=16),
     Accepted(request_id="r1", incarnation=5),
     NeedTokens(request_id="r1"),
     Cancel(request_id="r1", reason="client closed"),

@@ -12,7 +12,8 @@ FrameNumber = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """The engine began a request. ``cached_tokens`` were in G1, ``onboarded_tokens`` of them had been fetched from a lower tier."""
+    """The engine began a request. ``cached_tokens`` were in G1, ``onboarded_tokens`` of them had been fetched from a lower
+    tier."""
 
     request_id: str
     cached_tokens: int
@@ -37,7 +38,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(Part, frozen=True):
-    """True token counts. ``cached_tokens`` of the prompt were not computed, from whichever tier they came."""
+    """True token counts. ``cached_tokens`` of the prompt were not computed, from whichever tier they came. ``unpinned_tokens``
+    were to be pinned and are not, since the tenant's share of pinned blocks is used up."""
 
     prompt_tokens: int
     output_tokens: int
@@ -45,6 +47,7 @@ class Usage(Part, frozen=True):
     onboarded_tokens: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    unpinned_tokens: int = 0
 
 
 class Ended(Part, frozen=True):

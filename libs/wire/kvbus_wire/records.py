@@ -1,4 +1,5 @@
-"""Instance records: who is there. Each lies under a lease in the key-value bucket; an expired record means the instance is gone."""
+"""Instance records: who is there. Each lies under a lease in the key-value bucket; an expired record means the instance is
+gone."""
 
 from kvbus_wire.message import Message, Part
 
@@ -47,10 +48,13 @@ class WorkerRecord(Part, frozen=True):
 
 
 class KvbmRecord(Part, frozen=True):
-    """``onboard_bytes_per_s``: what a worker of this host can expect when it reads blocks back."""
+    """``onboard_bytes_per_s``: what a worker of this host can expect when it reads blocks back. ``g4_store``: identity of the
+    cluster store; instances with the same one read each other's blocks there (empty: none)."""
 
     g2_bytes: int
     onboard_bytes_per_s: float = 0.0
+    g3_bytes: int = 0
+    g4_store: str = ""
 
 
 class InstanceRecord(Message, frozen=True):

@@ -11,7 +11,8 @@ class Generate(Message, frozen=True):
     The prompt is ``prefix_tokens`` tokens that end with the block ``prefix_key`` (the worker is believed to hold them), then
     ``tokens`` (packed). Its last ``resumed`` tokens are output that another worker produced before: they count for
     ``max_tokens``, penalties, seeds and guidance, and the first delta starts at that offset. Deltas go to the frontend's step
-    subject. ``speculative``: it is only to have the prompt computed, nobody waits for what it says.
+    subject. ``speculative``: it is only to have the prompt computed, nobody waits for what it says. ``tenant``: whose share of
+    pinned blocks ``retention`` counts against.
     """
 
     request_id: str
@@ -33,6 +34,31 @@ class Generate(Message, frozen=True):
     trace: str = ""
     guidance: Guidance | None = None
     speculative: bool = False
+    tenant: str = ""
+
+
+class Prefetch(Message, frozen=True):
+    """Bring the blocks of a prompt back into G1, from whichever tier, by ``deadline_ms``; nothing is computed. Fields as in
+    Generate."""
+
+    request_id: str
+    model: str
+    tokens: bytes
+    deadline_ms: int
+    prefix_key: bytes = b""
+    prefix_tokens: int = 0
+    cache_salt: str = ""
+    lora: str = ""
+    retention: tuple[Retention, ...] = ()
+    tenant: str = ""
+
+
+class Prefetched(Message, frozen=True):
+    """How much of the prompt lies in G1 now, and how much of that was brought."""
+
+    request_id: str
+    cached_tokens: int
+    onboarded_tokens: int = 0
 
 
 class Accepted(Message, frozen=True):
