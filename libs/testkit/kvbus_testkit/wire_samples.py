@@ -53,6 +53,7 @@ from kvbus_wire.router import (
     GetLimits,
     OnboardTerm,
     Placement,
+    PrefillTerms,
     Progress,
     RouteExplanation,
     RouteRequest,
@@ -62,6 +63,7 @@ from kvbus_wire.router import (
     WorkerLimits,
     WorkerTerms,
 )
+from kvbus_wire.transfer import BlocksReady, EndPrefill, NextBlocks, PrefillStarted, StartPrefill
 from kvbus_wire.worker import (
     Accepted,
     BlockSnapshot,
@@ -73,8 +75,10 @@ from kvbus_wire.worker import (
     NeedTokens,
     Prefetch,
     Prefetched,
+    RemotePrefill,
     ReplayedSteps,
     ReplaySteps,
+    SetRole,
     SnapshotChain,
 )
 
@@ -198,6 +202,22 @@ EXPLANATION = RouteExplanation(
     left_out=7,
     policy_class="batch",
     tenant="acme",
+    prefill_worker_id="worker-5",
+    prefill=(
+        PrefillTerms(
+            worker_id="worker-5",
+            cost_s=0.25,
+            local_cost_s=0.5,
+            ready_s=0.125,
+            local_s=0.375,
+            wait_s=0.0625,
+            prefill_s=0.03125,
+            transfer_s=0.015625,
+            cached_tokens=16,
+            tokens=48,
+        ),
+        PrefillTerms(worker_id="worker-6", verdict="draining"),
+    ),
 )
 WORKER_LIMITS = WorkerLimits(
     max_requests_per_worker=8,
@@ -213,7 +233,7 @@ SAMPLES: tuple[Message, ...] = (
         worker_id="worker-1",
         incarnation=1_700_000_000_000,
         seq=9,
-        started=(Started("r1", 64, 16),),
+        started=(Started("r1", 64, 16, "worker-5"),),
         deltas=(Delta("r1", 3, b"\x01\x00\x00\x00\x02\x00\x00\x00", (TokenLogprob(1, -0.5, ((1, -0.5), (7, -1.5))),)),),
         ended=(Ended(request_id="r2", reason="error", usage=USAGE, stop_token_id=2, error=ERROR),),
     ),
@@ -312,6 +332,7 @@ SAMPLES: tuple[Message, ...] = (
         output_tokens=b"\x07\x00\x00\x00\x00\x00\x00\x00",
         seq=9,
         ids_cut=True,
+        prefill_ids=("r3",),
     ),
     InstanceRecord(
         service="worker",
@@ -335,6 +356,8 @@ SAMPLES: tuple[Message, ...] = (
             taints=("h200", "rack-1"),
             reads_remote=True,
             kv_events=False,
+            transfers=("shm", "tcp"),
+            handover="bootstrap",
         ),
         kvbm=KvbmRecord(g2_bytes=1 << 30, onboard_bytes_per_s=1e9, g3_bytes=1 << 34, g4_store="store-1"),
     ),
@@ -348,6 +371,7 @@ SAMPLES: tuple[Message, ...] = (
         policy="kv",
         queued_s=0.5,
         explanation=EXPLANATION,
+        prefill=RemotePrefill(worker_id="worker-5", incarnation=6, tokens=48),
     ),
     Progress(request_id="r1", model="m", phase="finished", output_tokens=12),
     Decision(
@@ -364,6 +388,8 @@ SAMPLES: tuple[Message, ...] = (
         tenant="t",
         decided_ms=1_700_000_000_123,
         policy_class="batch",
+        prefill_worker_id="worker-5",
+        prefill_tokens=48,
     ),
     ExplainRoute(request=ROUTE_REQUEST),
     ExplainPlaced(request_id="r1"),
@@ -404,6 +430,7 @@ SAMPLES: tuple[Message, ...] = (
         guidance=GUIDANCE,
         speculative=True,
         tenant="t",
+        prefill=RemotePrefill(worker_id="worker-5", incarnation=6, tokens=48),
     ),
     Prefetch(
         request_id="r1",
@@ -424,7 +451,32 @@ SAMPLES: tuple[Message, ...] = (
     Done(),
     ReplaySteps(frontend_id="frontend-1", incarnation=5, first_seq=3, last_seq=9),
     ReplayedSteps(frames=(b"frame",)),
+    SetRole(role="decode"),
     Drain(),
+    StartPrefill(
+        prefill_id="r1",
+        model="m",
+        fingerprint="f",
+        kv_layout="l",
+        reader="worker-1",
+        tokens=b"\x01\x00\x00\x00",
+        first_block=1,
+        end_block=4,
+        deadline_ms=1_700_000_060_000,
+        lease_s=10.0,
+        cache_salt="salt",
+        lora="adapter",
+        hints=HINTS,
+        trace="00-abc-def-01",
+        handover_kind="bootstrap",
+        handover=b"room 7",
+    ),
+    PrefillStarted(prefill_id="r1", incarnation=6, cached_blocks=2, handover=b"room 7"),
+    NextBlocks(prefill_id="r1", first=2, most=16, received=1, wait_s=2.0),
+    BlocksReady(
+        prefill_id="r1", first=2, count=2, grant=b"grant", checksums=(2**64 - 1, 7), done=True, handover=b"params"
+    ),
+    EndPrefill(prefill_id="r1", reason="done"),
     BlockSnapshot(cursor=10, snapshot_id="s"),
     BlockSnapshotChunk(
         snapshot_id="s",

@@ -13,11 +13,12 @@ FrameNumber = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
     """The engine began a request. ``cached_tokens`` were in G1, ``onboarded_tokens`` of them had been fetched from a lower
-    tier."""
+    tier. ``prefill_worker_id``: who computed the prompt (empty: the worker itself)."""
 
     request_id: str
     cached_tokens: int
     onboarded_tokens: int = 0
+    prefill_worker_id: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ class LoadReport(Message, frozen=True):
     ``onboard_tokens_per_s``: measured, by where from (``g2`` .. ``g4``, ``remote``); what was never done is not in it.
     ``seq``: grows with each report of an incarnation, so that an older one that comes later is noticed (0: not told).
     ``ids_cut``: there was no room for all ``request_ids``; of what is missing nothing can be concluded.
+    ``prefill_ids``: requests of other workers whose prompts are computed here; they are in the numbers.
     """
 
     instance_id: str
@@ -30,3 +31,4 @@ class LoadReport(Message, frozen=True):
     output_tokens: bytes = b""
     seq: int = 0
     ids_cut: bool = False
+    prefill_ids: tuple[str, ...] = ()

@@ -30,7 +30,8 @@ class WorkerRecord(Part, frozen=True):
     """``role``: both, prefill or decode. ``block_bytes``: size of one KV block that leaves the engine, 0 when none can.
     ``guidance``: the engine constrains output by `kvbus_wire.guidance`. ``taints``: what requests can ask for or prefer by name.
     ``reads_remote``: it can read KV blocks from other workers of its model. ``kv_events``: it tells which blocks it holds; false:
-    the indexer has to guess from what is sent there."""
+    the indexer has to guess from what is sent there. ``transfers``: ways in which it moves blocks to and from other workers (shm,
+    tcp, ..; empty: it does not). ``handover``: kind of engine that moves blocks itself."""
 
     model: ModelCard
     engine: str
@@ -45,6 +46,8 @@ class WorkerRecord(Part, frozen=True):
     taints: tuple[str, ...] = ()
     reads_remote: bool = False
     kv_events: bool = True
+    transfers: tuple[str, ...] = ()
+    handover: str = ""
 
 
 class KvbmRecord(Part, frozen=True):

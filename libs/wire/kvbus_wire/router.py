@@ -2,6 +2,7 @@
 
 from kvbus_wire.message import Message, Part
 from kvbus_wire.request import AgentHints, SessionRef
+from kvbus_wire.worker import RemotePrefill
 
 
 class RouteRequest(Message, frozen=True):
@@ -67,11 +68,30 @@ class WorkerTerms(Part, frozen=True):
     decode_step_s: float = 0.0
 
 
+class PrefillTerms(Part, frozen=True):
+    """A worker that could compute the prompt for the chosen one. ``verdict``: why not; empty when it could. ``ready_s``: predicted
+    time until the chosen one has the blocks; ``local_s``: until it would have computed them itself. ``cost_s`` and
+    ``local_cost_s`` count what that does to others, too; the lower one wins."""
+
+    worker_id: str
+    verdict: str = ""
+    cost_s: float = 0.0
+    local_cost_s: float = 0.0
+    ready_s: float = 0.0
+    local_s: float = 0.0
+    wait_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    cached_tokens: int = 0
+    tokens: int = 0
+
+
 class RouteExplanation(Message, frozen=True):
     """Why a request went, or would go, where it did: the workers by cost, then those that could not take it, at most as many as the
     router's settings say (``left_out``: so many more). ``worker_id``: the chosen one; empty when nothing was placed.
     ``ttft_s``: from the placement to the first token, once it was there. ``policy_class``, ``tenant``: in whose share it runs, or
-    waited for its turn.
+    waited for its turn. ``prefill``: who was asked to compute the prompt, the best first; ``prefill_worker_id``: who does (empty: the
+    worker itself).
     """
 
     request_id: str
@@ -87,11 +107,13 @@ class RouteExplanation(Message, frozen=True):
     left_out: int = 0
     policy_class: str = ""
     tenant: str = ""
+    prefill_worker_id: str = ""
+    prefill: tuple[PrefillTerms, ...] = ()
 
 
 class Placement(Message, frozen=True):
     """``cached_tokens``: what the worker is believed to hold in G1; ``onboard_tokens``: what it can fetch beyond that.
-    ``explanation``: where the request asked for it."""
+    ``explanation``: where the request asked for it. ``prefill``: who computes the prompt (None: the worker itself)."""
 
     request_id: str
     worker_id: str
@@ -101,6 +123,7 @@ class Placement(Message, frozen=True):
     policy: str
     queued_s: float = 0.0
     explanation: RouteExplanation | None = None
+    prefill: RemotePrefill | None = None
 
 
 class Progress(Message, frozen=True):
@@ -115,7 +138,8 @@ class Progress(Message, frozen=True):
 class Decision(Message, frozen=True):
     """A reservation made by one router, for its replicas. ``session_id``, ``tenant``: whose next requests should find the worker
     (empty: nobody's); of two decisions on one session the later (``decided_ms``: unix milliseconds) counts. ``policy_class``,
-    ``tenant``: in whose share it runs."""
+    ``tenant``: in whose share it runs.
+    ``prefill_tokens``: so many of the prompt are computed by ``prefill_worker_id``, and not by the worker."""
 
     router_id: str
     request_id: str
@@ -130,6 +154,8 @@ class Decision(Message, frozen=True):
     tenant: str = ""
     decided_ms: int = 0
     policy_class: str = ""
+    prefill_worker_id: str = ""
+    prefill_tokens: int = 0
 
 
 class ExplainRoute(Message, frozen=True):

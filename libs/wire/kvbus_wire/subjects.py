@@ -64,8 +64,12 @@ class Subjects:
         return self._name("worker", worker_id, "generate")
 
     def control(self, instance_id: str) -> str:
-        """Cancel, ReplaySteps, BlockSnapshot, Drain -> their replies. Workers and kvbm instances serve it."""
+        """Cancel, ReplaySteps, BlockSnapshot, SetRole, Drain -> their replies. Workers and kvbm instances serve it."""
         return self._name("worker", instance_id, "control")
+
+    def transfer(self, worker_id: str) -> str:
+        """StartPrefill, NextBlocks, EndPrefill -> PrefillStarted, BlocksReady, Done: from other workers."""
+        return self._name("worker", worker_id, "transfer")
 
     def steps(self, frontend_id: str) -> str:
         """StepFrame, published by workers to one frontend."""

@@ -5,6 +5,15 @@ from kvbus_wire.message import Message, Part
 from kvbus_wire.request import AgentHints, MockOutput, Retention, Sampling, SessionRef, Stopping
 
 
+class RemotePrefill(Part, frozen=True):
+    """Another worker that is to compute the prompt for the one that gets the request. ``tokens``: how many the router expects it to
+    bring."""
+
+    worker_id: str
+    incarnation: int
+    tokens: int
+
+
 class Generate(Message, frozen=True):
     """Run a request. Idempotent: twice with one ``request_id`` runs once.
 
@@ -12,7 +21,7 @@ class Generate(Message, frozen=True):
     ``tokens`` (packed). Its last ``resumed`` tokens are output that another worker produced before: they count for
     ``max_tokens``, penalties, seeds and guidance, and the first delta starts at that offset. Deltas go to the frontend's step
     subject. ``speculative``: it is only to have the prompt computed, nobody waits for what it says. ``tenant``: whose share of
-    pinned blocks ``retention`` counts against.
+    pinned blocks ``retention`` counts against. ``prefill``: who computes the prompt; the worker itself when that one cannot.
     """
 
     request_id: str
@@ -35,6 +44,7 @@ class Generate(Message, frozen=True):
     guidance: Guidance | None = None
     speculative: bool = False
     tenant: str = ""
+    prefill: RemotePrefill | None = None
 
 
 class Prefetch(Message, frozen=True):
@@ -98,6 +108,13 @@ class ReplayedSteps(Message, frozen=True):
     """``frames``: encoded StepFrames. A range that left the ring is answered by an ErrorReply with code ``gone``."""
 
     frames: tuple[bytes, ...]
+
+
+class SetRole(Message, frozen=True):
+    """Be ``both``, ``prefill`` or ``decode`` from now on. What runs goes on to its end. The reply is Done, once the others can see
+    it."""
+
+    role: str
 
 
 class Drain(Message, frozen=True):
