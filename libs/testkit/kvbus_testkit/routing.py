@@ -28,8 +28,10 @@ def worker_record(
     block_bytes: int = 0,
     taints: Sequence[str] = (),
     reads_remote: bool = False,
+    transfers: Sequence[str] = (),
+    layout: str = "l",
 ) -> InstanceRecord:
-    card = ModelCard(name=MODEL, fingerprint="f", block_size=16, context_length=4096, bundle="b", kv_layout="l")
+    card = ModelCard(name=MODEL, fingerprint="f", block_size=16, context_length=4096, bundle="b", kv_layout=layout)
     worker = WorkerRecord(
         model=card,
         engine="mock",
@@ -42,6 +44,7 @@ def worker_record(
         block_bytes=block_bytes,
         taints=tuple(taints),
         reads_remote=reads_remote,
+        transfers=tuple(transfers),
     )
     return InstanceRecord(
         service="worker",
@@ -111,6 +114,8 @@ def report(
     used_blocks: int = 0,
     rate: float = 1000.0,
     onboard: Mapping[str, float] | None = None,
+    prefills: Sequence[str] = (),
+    handover_s: float = 0.0,
 ) -> LoadReport:
     return LoadReport(
         instance_id=worker_id,
@@ -126,4 +131,6 @@ def report(
         decode_step_s=0.01,
         request_ids=tuple(ids),
         onboard_tokens_per_s=dict(onboard or {}),
+        prefill_ids=tuple(prefills),
+        handover_s=handover_s,
     )

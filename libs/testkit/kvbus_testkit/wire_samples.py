@@ -333,6 +333,7 @@ SAMPLES: tuple[Message, ...] = (
         seq=9,
         ids_cut=True,
         prefill_ids=("r3",),
+        handover_s=0.015625,
     ),
     InstanceRecord(
         service="worker",

@@ -12,6 +12,7 @@ class LoadReport(Message, frozen=True):
     ``seq``: grows with each report of an incarnation, so that an older one that comes later is noticed (0: not told).
     ``ids_cut``: there was no room for all ``request_ids``; of what is missing nothing can be concluded.
     ``prefill_ids``: requests of other workers whose prompts are computed here; they are in the numbers.
+    ``handover_s``: measured, what having a prompt computed elsewhere takes besides computing and moving it (0: never done).
     """
 
     instance_id: str
@@ -32,3 +33,4 @@ class LoadReport(Message, frozen=True):
     seq: int = 0
     ids_cut: bool = False
     prefill_ids: tuple[str, ...] = ()
+    handover_s: float = 0.0

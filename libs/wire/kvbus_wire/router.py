@@ -90,8 +90,8 @@ class RouteExplanation(Message, frozen=True):
     """Why a request went, or would go, where it did: the workers by cost, then those that could not take it, at most as many as the
     router's settings say (``left_out``: so many more). ``worker_id``: the chosen one; empty when nothing was placed.
     ``ttft_s``: from the placement to the first token, once it was there. ``policy_class``, ``tenant``: in whose share it runs, or
-    waited for its turn. ``prefill``: who was asked to compute the prompt, the best first; ``prefill_worker_id``: who does (empty: the
-    worker itself).
+    waited for its turn. ``prefill``: who was asked to compute the prompt, the best first; ``prefill_worker_id``: who does (empty:
+    the worker itself).
     """
 
     request_id: str

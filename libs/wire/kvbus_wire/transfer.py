@@ -1,12 +1,12 @@
 """Messages to a worker that computes prompts for others (on its transfer subject): remote prefill.
 
-    decode worker                                prefill worker
-    StartPrefill  ------------------------------>  computes the prompt, chunk by chunk
-    NextBlocks (0)  ----------------------------->  waits until a chunk is computed, copies it to where peers can read
-              <----------------------------------  BlocksReady: grant
-    NextBlocks (16) ----------------------------->  meanwhile the decode worker reads and imports the first 16
-              ...                                    blocks before ``received`` are given up by their owner
-    EndPrefill  -------------------------------->  everything is given up; so it is when nobody asks for ``lease_s``
+decode worker                                prefill worker
+StartPrefill  ------------------------------>  computes the prompt, chunk by chunk
+NextBlocks (0)  ----------------------------->  waits until a chunk is computed, copies it to where peers can read
+          <----------------------------------  BlocksReady: grant
+NextBlocks (16) ----------------------------->  meanwhile the decode worker reads and imports the first 16
+          ...                                    blocks before ``received`` are given up by their owner
+EndPrefill  -------------------------------->  everything is given up; so it is when nobody asks for ``lease_s``
 """
 
 from kvbus_wire.message import Message

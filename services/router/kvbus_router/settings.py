@@ -23,6 +23,8 @@ _MAY_BE_ZERO = (
     "temperature_s",
     "work_weight",
     "decode_weight",
+    "handover_s",
+    "disturb_weight",
 )
 
 
@@ -101,6 +103,15 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     g3_speedup: Annotated[float, Flag("the same from the host's NVMe")] = 4.0
     g4_speedup: Annotated[float, Flag("the same from the cluster's store")] = 2.0
     remote_speedup: Annotated[float, Flag("the same from another worker")] = 4.0
+    remote_prefill: Annotated[
+        bool, Flag("have prompts computed by workers with the role prefill, where that is predicted to be better")
+    ] = True
+    handover_s: Annotated[
+        float, Flag("time that handing a prompt over takes besides computing, until it was measured")
+    ] = 0.02
+    disturb_weight: Annotated[
+        float, Flag("cost of a second of prefill for each request that runs where it is computed, in seconds")
+    ] = 0.25
     expected_output_tokens: Annotated[int, Flag("output of a request that says nothing about it")] = 256
 
     index_timeout_s: Annotated[float, Flag("how long an indexer may take; beyond it: no cache knowledge")] = 0.25
@@ -112,7 +123,7 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
         super().__post_init__()
         for name in type(self).__struct_fields__:
             value = getattr(self, name)
-            if name in CommonSettings.__struct_fields__ or isinstance(value, str):
+            if name in CommonSettings.__struct_fields__ or isinstance(value, str | bool):
                 continue
             if value < 0:
                 raise ValueError(f"{name} must not be negative")

@@ -47,6 +47,7 @@ class Weighed(msgspec.Struct, frozen=True):
     session_worker_id: str
     only: str
     unseen: int
+    holders: Holders
 
 
 class _Looked:
@@ -176,6 +177,7 @@ class Chooser:
             bound,
             only,
             len(roster) - looked.count,
+            holders,
         )
 
     def _drawn(self, workers: int) -> int:

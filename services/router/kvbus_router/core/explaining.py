@@ -8,7 +8,7 @@ import msgspec
 
 from kvbus_router.core.eligibility import Verdict
 from kvbus_router.core.estimate import Estimate
-from kvbus_wire.router import OnboardTerm, RouteExplanation, WorkerTerms
+from kvbus_wire.router import OnboardTerm, PrefillTerms, RouteExplanation, WorkerTerms
 
 Rejected = tuple[str, Verdict]
 """A worker that could not take the request, and why."""
@@ -31,6 +31,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...]
     left_out: int
     ttft_s: float | None = None
+    prefill_worker_id: str = ""
+    prefill: tuple[PrefillTerms, ...] = ()
 
 
 def ranked(
@@ -83,6 +85,8 @@ def explanation(decided: Decided, router_id: str) -> RouteExplanation:
         left_out=decided.left_out,
         policy_class=decided.policy_class,
         tenant=decided.tenant,
+        prefill_worker_id=decided.prefill_worker_id,
+        prefill=decided.prefill,
     )
 
 

@@ -74,6 +74,9 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     g3_speedup: float = 4.0
     g4_speedup: float = 2.0
     remote_speedup: float = 4.0
+    remote_prefill: bool = True
+    handover_s: float = 0.02
+    disturb_weight: float = 0.25
     expected_output_tokens: int = 256
 
 

@@ -10,6 +10,7 @@ from kvbus_router.core.choosing import Chooser, Weighed
 from kvbus_router.core.estimate import Estimate
 from kvbus_router.core.explaining import Decided, DecisionLog, explanation, ranked
 from kvbus_router.core.limits import Limits, Weights
+from kvbus_router.core.pairs import PairPlan, PairPlanner, in_place
 from kvbus_router.core.state import RouterState
 from kvbus_router.core.waiting import Item, WaitingRoom
 from kvbus_router.core.workers import Reservation
@@ -49,6 +50,7 @@ class Placer:
         self._limits = limits
         self._weights = weights
         self._unix_ms = unix_ms
+        self._pairs = PairPlanner(state.prefills, weights, limits.max_explained_workers)
 
     def place(self, item: Item, now: float) -> Placed | None:
         """Choose a worker and reserve it. None when no worker that may take the request has room, or it is better off waiting;
@@ -68,9 +70,12 @@ class Placer:
         if self._follows(item, chosen, weighed.full, now):
             return None
         queued_s = now - item.arrived_at
-        decided = self._decided(item, weighed, policy, chosen, queued_s)
+        pair = self._pair(request, weighed, chosen)
+        weighed = msgspec.structs.replace(weighed, estimates=in_place(weighed.estimates, chosen, pair.chosen))
+        chosen = pair.chosen
+        decided = self._decided(item, weighed, policy, chosen, queued_s, pair)
         self.decisions.add(decided)
-        decision = self._decision(item, chosen)
+        decision = self._decision(item, pair)
         self._reserve(request, decision, chosen, now)
         placement = Placement(
             request_id=request.request_id,
@@ -81,14 +86,22 @@ class Placer:
             policy=policy,
             queued_s=queued_s,
             explanation=explanation(decided, self._router_id) if request.explain else None,
+            prefill=pair.prefill,
         )
         return Placed(placement, decision, chosen, _session(request, weighed.session_worker_id, chosen.worker_id))
+
+    def _pair(self, request: RouteRequest, weighed: Weighed, chosen: Estimate) -> PairPlan:
+        return self._pairs.plan(
+            request, chosen, self._state.roster(request.model), weighed.holders, self._chooser.thresholds
+        )
 
     def explain(self, item: Item, now: float) -> RouteExplanation:
         """What would become of the request now. Nothing is placed, and the policy is not asked: it may count its choices."""
         inflight = self._state.inflight.depths(item.request.keys, now)
         weighed = self._chooser.weigh(item.request, item.matches, inflight, now, everyone=True)
-        return explanation(self._decided(item, weighed, self._chooser.policy, None, 0.0), self._router_id)
+        best = min(weighed.estimates, key=lambda each: each.cost_s, default=None)
+        pair = self._pair(item.request, weighed, best) if best is not None else None
+        return explanation(self._decided(item, weighed, self._chooser.policy, None, 0.0, pair), self._router_id)
 
     def explain_placed(self, request_id: str) -> RouteExplanation | None:
         decided = self.decisions.get(request_id)
@@ -123,8 +136,8 @@ class Placer:
     def _expected_output(self, request: RouteRequest) -> int:
         return min(request.hints.osl or self._weights.expected_output_tokens, request.max_tokens)
 
-    def _decision(self, item: Item, chosen: Estimate) -> Decision:
-        request, session = item.request, item.request.session
+    def _decision(self, item: Item, pair: PairPlan) -> Decision:
+        request, session, chosen = item.request, item.request.session, pair.chosen
         return Decision(
             router_id=self._router_id,
             request_id=request.request_id,
@@ -139,10 +152,17 @@ class Placer:
             tenant=request.tenant,
             decided_ms=self._unix_ms(),
             policy_class=item.policy_class.name,
+            prefill_worker_id=pair.prefill.worker_id if pair.prefill is not None else "",
+            prefill_tokens=pair.computed_tokens,
         )
 
     def _reserve(self, request: RouteRequest, decision: Decision, chosen: Estimate, now: float) -> None:
-        self._state.reserve(Reservation.of(decision, now, predicted=chosen), decision.keys)
+        self._state.reserve(
+            Reservation.of(decision, now, predicted=chosen),
+            decision.keys,
+            decision.prefill_worker_id,
+            decision.prefill_tokens,
+        )
         if request.session is None:
             return
         affinity, key = self._chooser.affinity, session_key(request.model, request.tenant, request.session.id)
@@ -151,7 +171,15 @@ class Placer:
             return
         affinity.bind(key, decision.worker_id, decided_ms=decision.decided_ms, router_id=decision.router_id, now=now)
 
-    def _decided(self, item: Item, weighed: Weighed, policy: str, chosen: Estimate | None, queued_s: float) -> Decided:
+    def _decided(
+        self,
+        item: Item,
+        weighed: Weighed,
+        policy: str,
+        chosen: Estimate | None,
+        queued_s: float,
+        pair: PairPlan | None = None,
+    ) -> Decided:
         request = item.request
         best, rejected, left_out = ranked(
             weighed.estimates, chosen, weighed.rejected, self._limits.max_explained_workers
@@ -169,6 +197,8 @@ class Placer:
             best=best,
             rejected=rejected,
             left_out=left_out + weighed.unseen,
+            prefill_worker_id=pair.prefill.worker_id if pair is not None and pair.prefill is not None else "",
+            prefill=pair.terms if pair is not None else (),
         )
 
 

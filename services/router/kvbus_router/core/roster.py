@@ -20,6 +20,11 @@ class Roster:
     def __len__(self) -> int:
         return len(self.workers)
 
+    @property
+    def prefillers(self) -> Iterator[Worker]:
+        """Those that may compute prompts for others."""
+        return (worker for worker in self.workers if worker.worker.role != "decode" and worker.worker.transfers)
+
     def get(self, worker_id: str) -> Worker | None:
         return self._by_id.get(worker_id)
 

@@ -8,6 +8,7 @@ from kvbus_router.core.fairness import FlowKey
 from kvbus_router.core.inflight import InFlightPrefixes
 from kvbus_router.core.limits import Limits
 from kvbus_router.core.news import Correction, EarlyNews, EndedRequests, Heard, is_later
+from kvbus_router.core.prefills import RemotePrefills
 from kvbus_router.core.roster import Roster
 from kvbus_router.core.shares import Shares
 from kvbus_router.core.workers import Reservation, Worker
@@ -47,6 +48,7 @@ class RouterState:
         self.changes = 0
         self._expected_output = expected_output
         self.inflight = InFlightPrefixes(limits.max_inflight_key_bytes, limits.inflight_grace_s)
+        self.prefills = RemotePrefills(limits.reservation_grace_s)
         self.endings: dict[Ending, int] = dict.fromkeys(Ending, 0)
         self.corrections: dict[Correction, int] = dict.fromkeys(Correction, 0)
         self.early = EarlyNews(limits.max_early_news)
@@ -111,6 +113,7 @@ class RouterState:
         for reservation in worker.reservations.values():
             self._forget(reservation, Ending.WORKER_GONE)
         self.inflight.drop_worker(worker_id)
+        self.prefills.drop_worker(worker_id)
 
     # -- load and progress
 
@@ -126,9 +129,10 @@ class RouterState:
         was_draining = worker.draining
         verified = worker.update(report, now, self.limits.reservation_grace_s)
         self.changes += worker.draining != was_draining
+        self.prefills.reported(worker.worker_id, report.prefill_ids, now)
         for reservation in verified.over:
             self._forget(reservation, Ending.VANISHED if reservation.listed else Ending.NOT_ARRIVED)
-            self.inflight.discard_uncomputed(reservation.request_id)
+            self._discard_uncomputed(reservation.request_id)
         self.corrections[Correction.LATE] += verified.late
         for request_id, said in verified.unknown.items():
             self._adopt(worker, request_id, said, now)
@@ -141,7 +145,7 @@ class RouterState:
             if elsewhere.reservations[request_id].listed:
                 return
             self._forget(elsewhere.release(request_id), Ending.MOVED)
-            self.inflight.discard(request_id)
+            self._discard(request_id)
         elif not self.can_reserve():
             self.corrections[Correction.UNTRACKED] += 1
             return
@@ -166,6 +170,8 @@ class RouterState:
         if worker is not None:
             worker.first_token(worker.reservations[request_id], now)
             self.inflight.computed(request_id, now)
+            self.inflight.computed(_elsewhere(request_id), now)
+            self.prefills.drop(request_id)
 
     def finished(self, request_id: str) -> bool:
         """The request is over wherever it was: decisions on it come too late from now on. Returns whether it had a reservation."""
@@ -181,12 +187,24 @@ class RouterState:
     def can_reserve(self) -> bool:
         return len(self._placed) < self.limits.max_reservations
 
-    def reserve(self, reservation: Reservation, keys: bytes) -> None:
-        """Raise KeyError for a worker that is not known. An earlier reservation of the request moves."""
+    def reserve(self, reservation: Reservation, keys: bytes, prefill_worker_id: str = "", tokens: int = 0) -> None:
+        """Raise KeyError for a worker that is not known. An earlier reservation of the request moves. ``tokens`` of the prompt are
+        computed by another worker, where one is named."""
         worker = self._workers[reservation.worker_id]
         self._release_moved(reservation.request_id)
         self._add(worker, reservation)
         self.inflight.add(reservation.request_id, reservation.worker_id, keys)
+        if prefill_worker_id in self._workers:
+            self.prefills.add(reservation.request_id, prefill_worker_id, tokens, reservation.placed_at)
+            self.inflight.add(_elsewhere(reservation.request_id), prefill_worker_id, keys)
+
+    def _discard(self, request_id: str) -> None:
+        self.inflight.discard(request_id)
+        self.inflight.discard(_elsewhere(request_id))
+
+    def _discard_uncomputed(self, request_id: str) -> None:
+        self.inflight.discard_uncomputed(request_id)
+        self.inflight.discard_uncomputed(_elsewhere(request_id))
 
     def _add(self, worker: Worker, reservation: Reservation) -> None:
         worker.reserve(reservation)
@@ -202,7 +220,7 @@ class RouterState:
     def _release_moved(self, request_id: str) -> bool:
         released = self._release(request_id, Ending.MOVED)
         if released:
-            self.inflight.discard(request_id)
+            self._discard(request_id)
         return released
 
     def apply_decision(self, decision: Decision, now: float) -> Heard:
@@ -215,7 +233,7 @@ class RouterState:
         reservation = Reservation.of(decision, now)
         known = self.reservation(decision.request_id)
         if known is None or known.worker_id != decision.worker_id:
-            self.reserve(reservation, decision.keys)
+            self.reserve(reservation, decision.keys, decision.prefill_worker_id, decision.prefill_tokens)
         else:
             self.shares.drop(known.flow)
             self._add(self._workers[decision.worker_id], reservation)
@@ -243,11 +261,12 @@ class RouterState:
         if worker is None:
             return False
         self._forget(worker.release(request_id), ending)
-        self.inflight.discard_uncomputed(request_id)
+        self._discard_uncomputed(request_id)
         return True
 
     def _forget(self, reservation: Reservation, ending: Ending) -> None:
         del self._placed[reservation.request_id]
+        self.prefills.drop(reservation.request_id)
         self.shares.drop(reservation.flow)
         self.endings[ending] += 1
         if ending is not Ending.MOVED:
@@ -317,3 +336,11 @@ class RouterState:
             if worker.totals != worker._count() or worker.occupancy != worker._occupancy():
                 raise AssertionError("stale totals")
         self.inflight.check_integrity()
+        self.prefills.check_integrity()
+        if len(self.prefills) > len(self._placed):
+            raise AssertionError("a remote prefill of no request")
+
+
+def _elsewhere(request_id: str) -> str:
+    """The prefix that is computed for the request on another worker, among the prefixes in flight."""
+    return f"{request_id}|prefill"

@@ -142,6 +142,11 @@ class Worker:
         return _rate(self.report.onboard_tokens_per_s.get(source, 0.0)) if self.report is not None else 0.0
 
     @property
+    def handover_s(self) -> float:
+        """What a remote prefill takes besides computing, as it has measured it; 0 when it never has."""
+        return _rate(self.report.handover_s) if self.report is not None else 0.0
+
+    @property
     def used_blocks(self) -> int:
         """Device blocks of running requests; those that are only cached do not count."""
         return self.report.used_blocks if self.report is not None else 0

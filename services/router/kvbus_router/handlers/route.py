@@ -125,6 +125,7 @@ class RouteHandler:
             uncached_tokens=chosen.uncached_tokens,
             predicted_ttft_s=round(chosen.ttft_s, 4),
             queued_s=round(placement.queued_s, 4),
+            prefill_worker=placement.prefill.worker_id if placement.prefill is not None else None,
         )
 
 
