@@ -9,7 +9,8 @@
 
 The last two terms are what the prefill does to others there. A worker with the role ``prefill`` is there for that: the first of
 them is not counted. So a long prompt goes to the prefill workers, a short rest is computed at once, and when the prefill workers
-are behind everything is computed where it is needed: all by predicted time. The wait and what is cached there overlap with the transfer.
+are behind everything is computed where it is needed: all by predicted time. The wait and what is cached there overlap with the
+transfer.
 """
 
 from enum import StrEnum
