@@ -455,7 +455,8 @@ SAMPLES: tuple[Message, ...] = (
     SetRole(role="decode"),
     Drain(),
     StartPrefill(
-        prefill_id="r1",
+        prefill_id="r1.7f",
+        request_id="r1",
         model="m",
         fingerprint="f",
         kv_layout="l",

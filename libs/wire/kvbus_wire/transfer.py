@@ -16,12 +16,14 @@ from kvbus_wire.request import AgentHints
 class StartPrefill(Message, frozen=True):
     """Compute the blocks [``first_block``, ``end_block``) of a prompt, and what lies before them, for another worker.
 
-    ``tokens`` (packed): the prompt up to at least one token behind block ``end_block``. Idempotent by ``prefill_id``.
+    ``tokens`` (packed): the prompt up to at least one token behind block ``end_block``. Idempotent by ``prefill_id``, which
+    nobody else can guess: it is what the other messages are believed for.
     ``reader``: the transfer agent that will read; no other may. ``handover``: what the decode worker's engine tells the prefill
     worker's, for engines that move blocks themselves (of the same ``handover_kind``); nobody else looks into it.
     """
 
     prefill_id: str
+    request_id: str
     model: str
     fingerprint: str
     kv_layout: str
