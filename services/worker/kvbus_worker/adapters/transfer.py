@@ -1,0 +1,127 @@
+"""This worker's transfer agent, and the memory from which others read: blocks are staged there under leases."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from kvbus_transfer import Arena, ArenaError, Granted, LeaseEnd, Region, TransferAgent, TransferLimits, remove_stale
+from kvbus_transfer.hosts import shm_folder
+
+_STAGING_FILES = "kvbus-staging-*.arena"
+
+
+class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``backends``: in the order of preference; ``advertise``: the host name that others connect to (empty: ``host``)."""
+
+    backends: tuple[str, ...]
+    secret: bytes
+    host: str
+    port: int
+    advertise: str
+    staging_bytes: int
+
+
+class Reader(Protocol):
+    """What reads blocks that others have granted: `kvbus_transfer.TransferAgent`."""
+
+    async def read(
+        self, grant: bytes, indices: Sequence[int], targets: Sequence[Any], *, deadline_s: float, layout: str
+    ) -> str: ...
+
+
+class TransferLink:
+    """``names``: the ways that this worker has; empty before `start`, and where transfers are off. ``slots``: blocks that can be
+    staged at a time."""
+
+    def __init__(self, agent_id: str, settings: TransferSettings, *, block_bytes: int, layout: str, log: Any) -> None:
+        self._settings = settings
+        self._block_bytes = block_bytes
+        self._layout = layout
+        self._log = log
+        self._agent = TransferAgent(
+            agent_id,
+            secret=settings.secret,
+            backends=settings.backends,
+            limits=TransferLimits(),
+            host=settings.host,
+            port=settings.port,
+            advertise_host=settings.advertise,
+        )
+        self._arena: Arena | None = None
+        self._memory = memoryview(b"")
+        self._region: Region | None = None
+        self._making = asyncio.Lock()
+        self.names: tuple[str, ...] = ()
+        self.slots = max(1, settings.staging_bytes // block_bytes)
+
+    @property
+    def reader(self) -> Reader:
+        return self._agent
+
+    @property
+    def agent_id(self) -> str:
+        return self._agent.agent_id
+
+    @property
+    def layout(self) -> str:
+        return self._layout
+
+    @property
+    def leases(self) -> int:
+        """That this worker has granted and that have not ended."""
+        return self._agent.leases() if self.names else 0
+
+    async def start(self) -> None:
+        """Listen. Raise OSError when it cannot."""
+        await self._agent.start()
+        wanted = [*dict.fromkeys([*self._settings.backends, "tcp"])]
+        self.names = tuple(name for name in wanted if name in self._agent.backends)
+        for name, why in self._agent.unavailable.items():
+            self._log.warning("transfer_backend_missing", backend=name, reason=why)
+
+    async def close(self) -> None:
+        """Idempotent. All leases end."""
+        self.names = ()
+        await self._agent.stop()
+        self._region, self._memory = None, memoryview(b"")
+        if self._arena is not None:
+            self._arena.remove()
+            self._arena = None
+
+    async def prepare(self) -> None:
+        """The staging memory exists from now on; it is made when it is first needed, since most workers never do. Raise
+        ArenaError."""
+        async with self._making:
+            if self._region is not None:
+                return
+            folder = shm_folder()
+            if folder is None:
+                self._memory = memoryview(bytearray(self._block_bytes * self.slots))
+                self._region = self._agent.register(self._memory, layout=self._layout)
+                return
+            remove_stale(folder, _STAGING_FILES)
+            path = folder / f"kvbus-staging-{os.getpid()}-{secrets.token_hex(4)}.arena"
+            self._arena = await asyncio.to_thread(Arena.create, path, self._block_bytes, self.slots)
+            self._memory = self._arena.memory()
+            self._region = self._agent.register(self._arena, layout=self._layout)
+
+    def view(self, slot: int) -> memoryview:
+        return self._memory[slot * self._block_bytes : (slot + 1) * self._block_bytes]
+
+    def grant(self, slots: Sequence[int], lease_s: float, peer: str) -> Granted:
+        """The right of ``peer`` to read these slots. Raise LimitReached."""
+        if self._region is None:
+            raise RuntimeError("there is no staging memory yet")
+        segments = [(slot * self._block_bytes, self._block_bytes) for slot in slots]
+        return self._agent.grant(self._region, segments, lease_s, peer=peer)
+
+    def release(self, lease_id: int) -> None:
+        """Nothing read under it from now on counts as read: its slots may be used again. Idempotent."""
+        self._agent.release(lease_id)
+
+
+__all__ = ["ArenaError", "LeaseEnd", "Reader", "TransferLink", "TransferSettings"]
