@@ -1,5 +1,6 @@
-"""Moving KV blocks between processes of one host: the shared-memory arena and the checksum of a block. No bus, no asyncio."""
+"""Moving KV blocks between processes and hosts: the shared-memory arena, and the transfer agent with its backends. No bus."""
 
+from kvbus_transfer.agent import Tls, TransferAgent
 from kvbus_transfer.arena import (
     Arena,
     ArenaClosed,
@@ -11,8 +12,26 @@ from kvbus_transfer.arena import (
     checksum,
     remove_stale,
 )
+from kvbus_transfer.counters import TransferCounters
+from kvbus_transfer.errors import (
+    BackendFailed,
+    ChecksumMismatch,
+    GrantRefused,
+    LimitReached,
+    PeerLost,
+    PeerUnreachable,
+    Refusal,
+    TransferError,
+    TransferTimeout,
+)
+from kvbus_transfer.grants import AgentInfo
+from kvbus_transfer.leases import LeaseEnd
+from kvbus_transfer.limits import TransferLimits
+from kvbus_transfer.ownership import Granted
+from kvbus_transfer.regions import FileSegment, Region
 
 __all__ = [
+    "AgentInfo",
     "Arena",
     "ArenaClosed",
     "ArenaError",
@@ -20,6 +39,23 @@ __all__ = [
     "ArenaMismatch",
     "ArenaNoRoom",
     "ArenaUnavailable",
+    "BackendFailed",
+    "ChecksumMismatch",
+    "FileSegment",
+    "GrantRefused",
+    "Granted",
+    "LeaseEnd",
+    "LimitReached",
+    "PeerLost",
+    "PeerUnreachable",
+    "Refusal",
+    "Region",
+    "Tls",
+    "TransferAgent",
+    "TransferCounters",
+    "TransferError",
+    "TransferLimits",
+    "TransferTimeout",
     "checksum",
     "remove_stale",
 ]

@@ -151,6 +151,12 @@ class Arena:
         start = index * self.slot_bytes
         return self._view[start : start + self.slot_bytes]
 
+    def memory(self) -> memoryview:
+        """All slots, one after the other. As of `view`, the caller answers for whose they are. Raise ArenaClosed."""
+        if self._closed:
+            raise ArenaClosed(self.path, "closed")
+        return self._view[:]
+
     def close(self) -> None:
         """Unmap, and give the owner's lock back. Idempotent. Views handed out before stay valid and keep the mapping."""
         if self._closed:

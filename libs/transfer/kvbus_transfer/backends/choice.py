@@ -1,0 +1,33 @@
+"""Backends by name. Libraries are imported when a backend starts, and a missing one is a message, never an import error."""
+
+from typing import Protocol
+
+from kvbus_transfer.arena import Arena
+from kvbus_transfer.backends.base import Backend, BackendUnavailable
+from kvbus_transfer.backends.shm import ShmBackend
+from kvbus_transfer.backends.tcp import TcpBackend
+from kvbus_transfer.limits import TransferLimits
+
+BACKENDS = ("shm", "nixl", "ucx", "tcp")
+
+
+class Needs(Protocol):
+    @property
+    def lease_table(self) -> Arena | None: ...
+    @property
+    def limits(self) -> TransferLimits: ...
+
+
+def make_backend(name: str, agent: Needs) -> Backend:
+    """Raise BackendUnavailable, and ValueError for a name that is none."""
+    match name:
+        case "tcp":
+            return TcpBackend()
+        case "shm":
+            if agent.lease_table is None:
+                raise BackendUnavailable("there is no /dev/shm")
+            return ShmBackend(agent.lease_table, agent.limits)
+        case "nixl" | "ucx":
+            raise BackendUnavailable("not yet")
+        case _:
+            raise ValueError(f"{name!r} is no backend; there are {', '.join(BACKENDS)}")

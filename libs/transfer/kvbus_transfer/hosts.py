@@ -1,0 +1,20 @@
+"""Which processes can share memory."""
+
+from pathlib import Path
+
+_SHM = Path("/dev/shm")  # noqa: S108
+
+
+def shm_folder() -> Path | None:
+    """None where there is no memory file system."""
+    return _SHM if _SHM.is_dir() else None
+
+
+def host_identity() -> str:
+    """The same for processes of one boot of one machine that see the same shared memory; containers with their own do not."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = "unknown"
+    folder = shm_folder()
+    return f"{boot}/{folder.stat().st_dev if folder else '-'}"
