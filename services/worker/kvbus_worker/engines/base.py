@@ -6,7 +6,7 @@ step's outcome to the sink on the loop.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -37,7 +37,8 @@ class EngineError(Exception):
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is. ``block_bytes``: size of one exported block, 0 when the engine cannot export. ``guidance``: it constrains
-    output; it gets no request with guidance otherwise. ``kv_events``: it says which blocks it holds."""
+    output; it gets no request with guidance otherwise. ``kv_events``: it says which blocks it holds. ``handover``: it moves blocks to engines of the same kind
+    itself, see `HandsOver` (empty: the worker does)."""
 
     name: str
     block_size: int
@@ -51,6 +52,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     decode_step_s: float
     guidance: bool = False
     kv_events: bool = True
+    handover: str = ""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``priority`` and ``strict_priority``: see `engines.ranking`. ``speculative``: nobody waits for what it says.
     ``domain_key`` seeds the block keys. ``guidance`` binds the output, what was resumed included.
     ``onboarded_tokens``: how many of the cached tokens the worker has just imported, reported back in Started and Usage.
+    ``prefill_only``: another worker's, for its blocks; what it says is heard by nobody. ``handover``: see `HandsOver`.
     """
 
     request_id: str
@@ -73,6 +76,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     mock: MockOutput | None = None
     guidance: Guidance | None = None
     speculative: bool = False
+    prefill_only: bool = False
+    handover: bytes = b""
 
 
 class BlocksStored(msgspec.Struct, frozen=True):
@@ -95,12 +100,14 @@ BlockEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one step produced, in order. A block event always precedes what depends on it."""
+    """Everything one step produced, in order. A block event always precedes what depends on it. ``handovers``: (request id, payload), see
+    `HandsOver`."""
 
     started: tuple[Started, ...] = ()
     deltas: tuple[Delta, ...] = ()
     ended: tuple[Ended, ...] = ()
     blocks: tuple[BlockEvent, ...] = ()
+    handovers: tuple[tuple[str, bytes], ...] = ()
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,3 +162,22 @@ class Engine(Protocol):
         Returns how many leading blocks are in G1 afterwards; takes only free or evictable room.
         BlocksStored is emitted for new ones.
         """
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """An engine that moves the blocks of a remote prefill itself: disaggregated parameters, kv_transfer_params, a bootstrap room.
+
+    The worker carries the payloads and looks into none:
+
+        engine there                                   engine of the decode worker
+                          <-- prefill_payload() ---    what it wants to say beforehand (may be empty)
+        submit(prefill_only, handover)
+        StepOutput.handovers  ------------------->     submit(handover): before anything is computed, where `handover_early` says that
+                                                       both run at the same time, else when the prefill is done
+    """
+
+    handover_early: bool
+
+    def prefill_payload(self, request: EngineRequest) -> bytes:
+        """What the prefill of this request, which it gets afterwards, is to know. Raise EngineError."""

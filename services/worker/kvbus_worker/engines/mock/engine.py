@@ -156,7 +156,7 @@ class MockEngine:
     def _speech(self, request: EngineRequest) -> Speech:
         prompt = request.tokens[: len(request.tokens) - request.resumed]
         output: MockOutput | ScriptLine | None = request.mock
-        if output is None and not request.speculative:  # nobody hears that, so it takes no line of the script
+        if output is None and not request.speculative and not request.prefill_only:  # nobody hears that, so it takes no line of the script
             output = self._scripted(prompt)
         if output is not None:
             pieces, grouped = pieces_of(output)

@@ -1,0 +1,332 @@
+"""Having a prompt computed by another worker: its blocks are read and imported chunk by chunk while it computes the next.
+
+Whatever fails here costs a recompute and a metric, never a request: what has come is in G1, the rest is computed here.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from kvbus_blocks.keys import ROOT
+from kvbus_runtime.bus import Bus
+from kvbus_runtime.errors import RequestFailed
+from kvbus_transfer import TransferError, checksum
+from kvbus_wire.errors import ErrorCode
+from kvbus_wire.packing import TOKEN_BYTES
+from kvbus_wire.transfer import BlocksReady, EndPrefill, NextBlocks, PrefillStarted, StartPrefill
+from kvbus_wire.worker import Done, Generate, RemotePrefill
+from kvbus_worker.adapters.metrics import WorkerMetrics
+from kvbus_worker.adapters.transfer import Reader
+from kvbus_worker.core.admission import Admitted, ModelLimits
+from kvbus_worker.core.onboard_rates import OnboardRates
+from kvbus_worker.core.pulls import Coming
+from kvbus_worker.engines.base import Engine, EngineError, HandsOver
+
+SOURCE = "remote"
+_NEW = 0.2  # weight of the newest observation of the hand-over's time
+
+Spawn = Callable[..., asyncio.Task[Any]]
+
+
+class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """``stall_s``: so long nothing may come; ``min_blocks``: fewer are not worth asking for; ``parallel``: pulls at a time."""
+
+    request_timeout_s: float
+    stall_s: float
+    lease_s: float
+    wait_s: float
+    chunk_blocks: int
+    min_blocks: int
+    parallel: int
+
+
+class Brought(msgspec.Struct, frozen=True):
+    """``tokens`` came; ``computed`` of them were computed for this request, the others were cached there. ``worker_id``: who had
+    them (empty: nothing came). ``handover``: for an engine that moves blocks itself."""
+
+    tokens: int = 0
+    computed: int = 0
+    worker_id: str = ""
+    handover: bytes = b""
+
+
+class _Pull(msgspec.Struct, eq=False):
+    """``at``: the next block to ask for; ``left``: keys that others may wait for still."""
+
+    prefill_id: str
+    worker_id: str
+    at: int
+    left: list[bytes]
+    imported: int = 0
+    cached_there: int = 0
+    handover: bytes = b""
+
+
+class _GivenUp(Exception):
+    """Of what is left nothing comes. ``outcome``: for the metric."""
+
+    def __init__(self, outcome: str, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+
+
+class RemotePrefiller:
+    """All methods run on the loop. ``rates`` and ``handover_s`` are what routers are told."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: Engine,
+        reader: Reader,
+        model: ModelLimits,
+        limits: PullLimits,
+        *,
+        instance_id: str,
+        spawn: Spawn,
+        metrics: WorkerMetrics,
+        log: Any,
+    ) -> None:
+        self._bus = bus
+        self._engine = engine
+        self._reader = reader
+        self._model = model
+        self._limits = limits
+        self._instance_id = instance_id
+        self._spawn = spawn
+        self._metrics = metrics
+        self._log = log
+        self._block_bytes = engine.info.block_bytes
+        self._size = engine.info.block_size * TOKEN_BYTES
+        self._coming = Coming(asyncio.Event)
+        self._open = 0
+        self.rates = OnboardRates()
+        self.handover_s = 0.0
+
+    def can_bring(self, message: Generate, admitted: Admitted) -> bool:
+        """Whether blocks of it come, for this request or for another one, or should."""
+        have = self._engine.cached_blocks(admitted.keys)
+        if self._coming.last_shared(admitted.keys, have) is not None:
+            return True
+        if message.prefill is None or message.prefill.worker_id == self._instance_id:
+            return False
+        if len(admitted.keys) - have < self._limits.min_blocks:
+            return False
+        if self._open >= self._limits.parallel:
+            self._metrics.pulls.labels("skipped").inc()
+            return False
+        return True
+
+    async def bring(self, message: Generate, admitted: Admitted) -> Brought:
+        """Never raises but for cancellation: what does not come is computed here."""
+        await self._wait_for_others(admitted)
+        prefill = message.prefill
+        have = self._engine.cached_blocks(admitted.keys)
+        if prefill is None or len(admitted.keys) - have < self._limits.min_blocks:
+            return Brought()
+        pull = _Pull(
+            f"{message.request_id}.{secrets.token_hex(8)}", prefill.worker_id, have, list(admitted.keys[have:])
+        )
+        outcome = "cancelled"
+        self._coming.begin(pull.left)
+        self._open += 1
+        self._metrics.pulls_open.set(self._open)
+        try:
+            await self._pull(pull, prefill, message, admitted)
+            outcome = "done"
+        except _GivenUp as given_up:
+            outcome = given_up.outcome
+            self._log.warning(
+                "remote_prefill_given_up",
+                request=message.request_id,
+                worker=pull.worker_id,
+                outcome=outcome,
+                reason=str(given_up),
+                blocks=pull.imported,
+            )
+        finally:
+            self._coming.end(pull.left)
+            self._open -= 1
+            self._metrics.pulls_open.set(self._open)
+            self._metrics.pulls.labels(outcome).inc()
+            self._later(self._end(pull, outcome), "remote prefill end")
+        tokens = pull.imported * self._model.block_size
+        cached = max(0, min(pull.cached_there, have + pull.imported) - have) * self._model.block_size
+        return Brought(tokens, tokens - cached, pull.worker_id if tokens or pull.handover else "", pull.handover)
+
+    async def _wait_for_others(self, admitted: Admitted) -> None:
+        """Until no other pull brings the next block. Each round waits for one key, which is over when that one has come or does not:
+        it cannot go on for longer than the pulls do."""
+        waited = False
+        while True:
+            have = self._engine.cached_blocks(admitted.keys)
+            signal = self._coming.last_shared(admitted.keys, have)
+            if signal is None:
+                return
+            if not waited:
+                self._metrics.pull_waits.inc()
+                waited = True
+            assert isinstance(signal, asyncio.Event)
+            await signal.wait()
+
+    async def _pull(self, pull: _Pull, prefill: RemotePrefill, message: Generate, admitted: Admitted) -> None:
+        started = await self._start(pull, prefill, message, admitted)
+        pull.cached_there = started.cached_blocks
+        if self._engine.info.handover:
+            await self._hand_over(pull, started)
+            return
+        end = len(admitted.keys)
+        coming = self._ask_for(pull, pull.at, pull.at)
+        try:
+            while pull.at < end:
+                ready = await self._arrival(coming)
+                if ready.first != pull.at or not 0 < ready.count <= end - pull.at:
+                    raise _GivenUp("bad_answer", f"{ready.count} blocks from {ready.first} on")
+                behind = pull.at + ready.count
+                if behind < end:
+                    coming = self._ask_for(pull, behind, pull.at)
+                await self._take(pull, ready, admitted)
+        finally:
+            coming.cancel()
+
+    async def _start(
+        self, pull: _Pull, prefill: RemotePrefill, message: Generate, admitted: Admitted
+    ) -> PrefillStarted:
+        loop = asyncio.get_running_loop()
+        end = len(admitted.keys)
+        engine, payload = self._engine, b""
+        try:
+            if isinstance(engine, HandsOver):
+                payload = engine.prefill_payload(admitted.request)
+        except EngineError as error:
+            raise _GivenUp("handover", str(error)) from error
+        request = StartPrefill(
+            prefill_id=pull.prefill_id,
+            request_id=message.request_id,
+            model=message.model,
+            fingerprint=self._model.fingerprint,
+            kv_layout=self._model.kv_layout,
+            reader=self._instance_id,
+            tokens=admitted.packed[: end * self._size + TOKEN_BYTES],
+            first_block=pull.at,
+            end_block=end,
+            deadline_ms=message.deadline_ms,
+            lease_s=self._limits.lease_s,
+            cache_salt=message.cache_salt,
+            lora=message.lora,
+            hints=message.hints,
+            trace=message.trace,
+            handover_kind=self._engine.info.handover,
+            handover=payload,
+        )
+        asked_at = loop.time()
+        started: PrefillStarted = await self._ask(pull, request, PrefillStarted, self._limits.request_timeout_s, parts=True)
+        if started.incarnation != prefill.incarnation:
+            self._log.info("prefill_worker_restarted", worker=pull.worker_id)
+        # One round trip to begin with, another one for the last chunk, which no computing hides.
+        took_s = 2 * (loop.time() - asked_at)
+        self.handover_s += (took_s - self.handover_s) * (_NEW if self.handover_s else 1.0)
+        return started
+
+    def _ask_for(self, pull: _Pull, first: int, received: int) -> "asyncio.Task[BlocksReady]":
+        return asyncio.create_task(self._next(pull, first, received), name=f"next blocks {pull.prefill_id}")
+
+    async def _next(self, pull: _Pull, first: int, received: int) -> BlocksReady:
+        """The chunk from block ``first`` on; what lies before ``received`` may go. Raise _GivenUp when nothing comes for too long."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._limits.stall_s
+        while True:
+            wait_s = min(self._limits.wait_s, max(0.0, until - loop.time()))
+            request = NextBlocks(
+                prefill_id=pull.prefill_id,
+                first=first,
+                most=self._limits.chunk_blocks,
+                received=received,
+                wait_s=wait_s,
+            )
+            ready: BlocksReady = await self._ask(pull, request, BlocksReady, wait_s + self._limits.request_timeout_s)
+            if ready.count or ready.done:
+                return ready
+            if loop.time() >= until:
+                raise _GivenUp("stalled", f"no block came for {self._limits.stall_s:g} s")
+            received = max(received, pull.at)
+
+    async def _arrival(self, coming: "asyncio.Task[BlocksReady]") -> BlocksReady:
+        return await coming
+
+    async def _take(self, pull: _Pull, ready: BlocksReady, admitted: Admitted) -> None:
+        """Read a chunk and import it. Only whole blocks whose checksums hold are ever imported."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        buffers = [bytearray(self._block_bytes) for _ in range(ready.count)]
+        try:
+            backend = await self._reader.read(
+                ready.grant,
+                range(ready.count),
+                [memoryview(buffer) for buffer in buffers],
+                deadline_s=self._limits.lease_s,
+                layout=self._model.kv_layout,
+            )
+        except (TransferError, ValueError) as error:
+            raise _GivenUp(getattr(error, "code", "bad_grant"), str(error)) from error
+        if ready.checksums and not await asyncio.to_thread(_hold, buffers, ready.checksums):
+            raise _GivenUp("corrupt", "the checksum of a block does not hold")
+        first, end = pull.at, pull.at + ready.count
+        tokens = [admitted.packed[i * self._size : (i + 1) * self._size] for i in range(first, end)]
+        parent = admitted.keys[first - 1] if first else ROOT
+        try:
+            views = [memoryview(buffer) for buffer in buffers]
+            imported = await self._engine.import_blocks(parent, admitted.keys[first:end], tokens, views)
+        except EngineError as error:
+            raise _GivenUp("not_imported", str(error)) from error
+        took_s = loop.time() - began
+        pull.at += imported
+        pull.imported += imported
+        came, pull.left = pull.left[:imported], pull.left[imported:]
+        self._coming.end(came)
+        self._metrics.transfer_blocks.labels("in").inc(imported)
+        self._metrics.transfer_bytes.labels(backend).inc(ready.count * self._block_bytes)
+        self._metrics.transfer_seconds.inc(took_s)
+        self.rates.observe(SOURCE, imported * self._model.block_size, took_s)
+        if imported < ready.count:
+            raise _GivenUp("no_room", "there is no room for the blocks here")
+
+    async def _hand_over(self, pull: _Pull, started: PrefillStarted) -> None:
+        """The engines move the blocks; only what they say to each other comes this way."""
+        pull.handover = started.handover
+        if isinstance(self._engine, HandsOver) and self._engine.handover_early:
+            return
+        ready = await self._next(pull, pull.at, pull.at)
+        pull.handover = ready.handover
+
+    async def _ask(self, pull: _Pull, request: Any, reply: type[Any], timeout_s: float, *, parts: bool = False) -> Any:
+        subject = self._bus.subjects.transfer(pull.worker_id)
+        try:
+            return await self._bus.request(subject, request, reply, timeout_s=timeout_s, in_parts=parts)
+        except RequestFailed as failure:
+            raise _GivenUp(str(failure.code), failure.reply.message) from failure
+
+    async def _end(self, pull: _Pull, outcome: str) -> None:
+        if pull.handover and outcome == "done" and isinstance(self._engine, HandsOver) and self._engine.handover_early:
+            return  # it computes still; its end, or its lease, is the engines' affair
+        try:
+            subject = self._bus.subjects.transfer(pull.worker_id)
+            request = EndPrefill(prefill_id=pull.prefill_id, reason=outcome)
+            await self._bus.request(subject, request, Done, timeout_s=self._limits.request_timeout_s)
+        except RequestFailed as failure:
+            if failure.code is not ErrorCode.UNAVAILABLE:  # who is gone holds nothing
+                self._log.info("remote_prefill_not_ended", worker=pull.worker_id, reason=str(failure))
+
+    def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            self._spawn(work, name=name)
+        except RuntimeError:  # the service ends and takes no more tasks: the lease cleans up after it
+            work.close()
+
+
+def _hold(buffers: list[bytearray], checksums: tuple[int, ...]) -> bool:
+    if len(checksums) != len(buffers):
+        return False
+    return all(checksum(memoryview(buffer)) == value for buffer, value in zip(buffers, checksums, strict=True))
