@@ -5,6 +5,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from kvbus_blocks.keys import ROOT
+from kvbus_blocks.retention import Directive
 
 
 class State(IntEnum):
@@ -21,7 +22,9 @@ class Block:
     __slots__ = (
         "checksum",
         "children",
+        "depth",
         "detached",
+        "directive",
         "generation",
         "key",
         "parent",
@@ -29,6 +32,7 @@ class Block:
         "slot",
         "state",
         "used",
+        "uses",
         "writing",
     )
 
@@ -43,6 +47,9 @@ class Block:
         self.writing = True
         self.detached = False
         self.used = 0
+        self.uses = 0
+        self.depth = 0 if parent is None or parent.slot < 0 else parent.depth + 1
+        self.directive = Directive()
         self.children: set[Block] = set()
 
     @classmethod
