@@ -20,6 +20,7 @@ class Block:
     """A slot's content. ``detached``: no longer in the index; the slot stays taken while someone reads or writes it."""
 
     __slots__ = (
+        "below",
         "checksum",
         "children",
         "depth",
@@ -48,8 +49,10 @@ class Block:
         self.detached = False
         self.used = 0
         self.uses = 0
-        self.depth = 0 if parent is None or parent.slot < 0 else parent.depth + 1
+        self.depth: int = 0 if parent is None or parent.slot < 0 else parent.depth + 1
         self.directive = Directive()
+        # Tiers that have it although they do not answer for it: another host has written it there.
+        self.below: frozenset[str] = frozenset()
         self.children: set[Block] = set()
 
     @classmethod
