@@ -21,7 +21,7 @@ from kvbus_runtime.event_log import EventLog
 from kvbus_runtime.service import RunningService, Service, host
 from kvbus_testkit.kvbm import STREAM_BYTES, ByHand, by_hand, content, key
 from kvbus_testkit.nats import NatsServer
-from kvbus_testkit.timing import eventually
+from kvbus_testkit.timing import eventually, scaled
 from kvbus_transfer import checksum
 from kvbus_wire.kv_events import KvEvents, Removed, Stored, decode_events
 from kvbus_wire.kvbm import PinBlocks, PinnedBlocks
@@ -38,6 +38,7 @@ class FakeTier:
         self.counters = TierCounters()
         self.open = asyncio.Event()
         self.open.set()
+        self.capacity = 1 << 20
         self.broken = self.raises = self.closed = False
         self.held: dict[bytes, tuple[BlockMeta, bytes]] = {}
         self.reads: list[list[bytes]] = []
@@ -65,7 +66,7 @@ class FakeTier:
 
     async def write(self, spec: PoolSpec, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> list[bool]:
         await self._work()
-        if self.broken:
+        if self.broken or len(self.held) >= self.capacity:
             return [False] * len(blocks)
         for meta, view in zip(blocks, data, strict=True):
             assert not meta.parent or meta.parent in self.held, "parents before children"
@@ -361,6 +362,16 @@ async def test_nothing_is_lost_over_an_outage_of_a_tier(stage: Stage) -> None:
     await eventually(lambda: app_of(running).tiers.edges[0].stuck)
     disk.broken = False
     await eventually(lambda: len(disk.held) == 8)
+
+
+async def test_what_a_tier_refuses_is_not_offered_for_ever(stage: Stage) -> None:
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    stage.tiers["g3"].capacity = 0
+    await worker.offload(names("a", 12))
+    edge = app_of(running).tiers.edges[0]
+    await asyncio.wait_for(edge.quiet.wait(), scaled(10))
+    assert edge.counters.refused == 12
 
 
 async def test_an_exception_of_a_tier_does_not_end_kvbm(stage: Stage) -> None:

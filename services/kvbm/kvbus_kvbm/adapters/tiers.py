@@ -222,7 +222,6 @@ class Tiers:
     async def _write(self, edge: Edge, pool: OpenPool, keys: Sequence[bytes]) -> bool:
         """False: the tier cannot be reached; the blocks wait on."""
         blocks, later = self._choose(edge, pool, keys)
-        edge.queue.put_back(pool.pool_id, later)
         if not blocks:
             return True
         held = pool.pool.moves.hold([block.key for block in blocks])
@@ -249,9 +248,13 @@ class Tiers:
         if doomed:
             await self._guarded(edge, edge.tier.drop(pool.spec, [b.key for b in held if b.key in doomed]), 0)
         if not any(done) and not edge.tier.usage().available:
-            edge.queue.put_back(pool.pool_id, [block.key for block in held if block.key not in doomed])
+            edge.queue.put_back(pool.pool_id, [*(b.key for b in held if b.key not in doomed), *later])
             return False
         edge.counters.refused += len(done) - sum(done)
+        if any(done):
+            edge.queue.put_back(pool.pool_id, later)
+        else:  # what is below of what was refused is refused, too: never again and again
+            edge.counters.refused += len(later)
         return True
 
     def _choose(self, edge: Edge, pool: OpenPool, keys: Sequence[bytes]) -> tuple[list[Block], list[bytes]]:
