@@ -149,7 +149,7 @@ class WorkerApp:
             self._kvbm.start()
         service.directory.on_change(self._greet)
         service.spawn(self._reporter.run(), name="load reports")
-        await service.register(worker=self._record())
+        await service.register(worker=self.record)
         service.health.set("engine", True, self._engine.info.name)
 
     def _greet(self, record: InstanceRecord, change: Change) -> None:
@@ -243,7 +243,8 @@ class WorkerApp:
             metrics=self._metrics,
         )
 
-    def _record(self) -> WorkerRecord:
+    @property
+    def record(self) -> WorkerRecord:
         info, settings = self._engine.info, self._settings
         return WorkerRecord(
             model=ModelCard(

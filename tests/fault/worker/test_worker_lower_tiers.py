@@ -104,7 +104,7 @@ async def test_directives_go_to_kvbm_and_what_it_does_not_pin_comes_back(pair: t
     await eventually(lambda: client.link.pool is not None, what="an attached kvbm")
     fake.unpinned = (2,)
     runs = (DirectiveRun(1, 3, Directive("pinned", 0, None, "t")), DirectiveRun(5, 6, Directive(priority=-1)))
-    assert await client.kvbm.retain(KEYS, runs) == {KEYS[2]}
+    assert await client.kvbm.retain(KEYS, runs) == frozenset({KEYS[2]})
     message = fake.retained[0]
     assert unpack_keys(message.keys) == KEYS[:6]
     assert message.directives == (BlockDirective(1, 3, "pinned", 0, None, "t"), BlockDirective(5, 6, "normal", -1))

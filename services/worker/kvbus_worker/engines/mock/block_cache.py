@@ -1,8 +1,9 @@
 """G1 of the mock: which blocks are held, by whom, and who goes first.
 
 A block is *private* (being filled by one sequence; it has no key), *referenced* (cached and used by running sequences) or *idle*
-(cached, no user: evictable, the least worth keeping first: `EvictionOrder`). Room is counted, there is no memory behind it. An idle block is evicted only when no cached block
-follows it, so a chain always loses its end first and "block i is there" implies that its prefix is.
+(cached, no user: evictable, the least worth keeping first: `EvictionOrder`). Room is counted, there is no memory behind it. An
+idle block is evicted only when no cached block follows it, so a chain always loses its end first and "block i is there" implies
+that its prefix is.
 
     free room = capacity - private - cached        available room = free room + idle
 
@@ -119,6 +120,7 @@ class BlockCache:
         if depth:
             self._reference(self._ending_at(keys[depth - 1]))
             self._say(keys, depth, said)
+            self._join_all(self._runs[keys[depth - 1]])
         return depth
 
     def touch(self, keys: Sequence[bytes], said: Said = NOTHING_SAID) -> int:
@@ -278,8 +280,6 @@ class BlockCache:
                 run = run.parent
             for run in reversed(piece):  # from the root on: a pin is worth little without those above it
                 self._say_of(run, directive or PLAIN)
-        if said:
-            self._join_all(self._runs[keys[depth - 1]])
 
     def _say_of(self, run: _Run, said: Directive) -> None:
         """This is said of a run, whose end may not get what its beginning gets."""
@@ -300,7 +300,7 @@ class BlockCache:
                 run = next(iter(first.children))
 
     def _join_all(self, run: _Run) -> None:
-        """Make those runs from the root to this one one whose directives have become equal."""
+        """Make those runs from the root to this one one that nothing tells apart any more."""
         while (above := run.parent) is not None:
             self._join(run)
             run = above
@@ -314,7 +314,7 @@ class BlockCache:
         *,
         idle: bool = False,
     ) -> _Run:
-        """New blocks with one user, who uses ``parent`` as well, which therefore is the end of its run. ``idle``: they have none."""
+        """New blocks with one user, who uses ``parent`` as well: that is the end of its run. ``idle``: they have none."""
         above = self._runs[parent] if parent != ROOT else None
         run = _Run(above, list(keys), 0 if idle else 1, said or PLAIN, next(self._numbers))
         if above is not None:
