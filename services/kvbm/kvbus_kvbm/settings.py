@@ -4,6 +4,7 @@ from typing import Annotated
 
 from kvbus_kvbm.core.pool import PoolLimits
 from kvbus_kvbm.core.pools import Budget
+from kvbus_kvbm.core.write_through import BadPolicy, EdgePolicy, LoadLimits, TierLimits
 from kvbus_runtime.settings import CommonSettings, Flag
 
 
@@ -28,6 +29,22 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
         60.0
     )
     onboard_bytes_per_s: Annotated[float, Flag("rate at which workers read blocks back (0: measured at start)")] = 0.0
+    g3_policy: Annotated[
+        str, Flag("what G3 takes: all, frequency:N (used N times), priority:N (of at least that priority, and pinned)")
+    ] = "all"
+    g4_policy: Annotated[str, Flag("what G4 takes, as g3_policy")] = "all"
+    g3_write_bytes_per_s: Annotated[float, Flag("limit of writing to G3 (0: none)")] = 0.0
+    g4_write_bytes_per_s: Annotated[float, Flag("limit of writing to G4 (0: none)")] = 0.0
+    tier_queue_blocks: Annotated[int, Flag("blocks that wait for one tier; further ones are not written down")] = 65_536
+    tier_batch_bytes: Annotated[int, Flag("written down at once", metavar="BYTES")] = 32 << 20
+    tier_batch_share: Annotated[float, Flag("part of a pool that a batch may hold while it is written")] = 0.125
+    tier_gather_s: Annotated[float, Flag("how long a batch for a lower tier gathers")] = 0.05
+    tier_retry_s: Annotated[float, Flag("pause before a tier that cannot be written is tried again")] = 1.0
+    load_chunk_bytes: Annotated[int, Flag("read from a lower tier at once", metavar="BYTES")] = 16 << 20
+    load_parallel: Annotated[int, Flag("chains brought up at the same time")] = 4
+    max_loads: Annotated[int, Flag("chains that are brought up or wait for it")] = 256
+    load_deadline_s: Annotated[float, Flag("what was not brought up by then stays below")] = 30.0
+    max_pin_wait_s: Annotated[float, Flag("longest time that a worker's question waits for a block from below")] = 10.0
     snapshot_chunk_keys: Annotated[int, Flag("blocks in one message of a snapshot")] = 8192
     max_snapshots: Annotated[int, Flag("snapshots kept for askers that fetch them in chunks")] = 4
     snapshot_ttl_s: Annotated[float, Flag("how long a snapshot is kept after the last question for it")] = 30.0
@@ -43,17 +60,39 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
             "max_leases_per_worker",
             "max_keys_per_request",
             "max_pending_requests",
+            "tier_queue_blocks",
+            "tier_batch_bytes",
+            "tier_retry_s",
+            "load_chunk_bytes",
+            "load_parallel",
+            "max_loads",
+            "load_deadline_s",
             "snapshot_chunk_keys",
             "max_snapshots",
             "snapshot_ttl_s",
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
-        for name in ("quarantine_s", "absent_grace_s", "onboard_bytes_per_s"):
+        for name in (
+            "quarantine_s",
+            "absent_grace_s",
+            "onboard_bytes_per_s",
+            "g3_write_bytes_per_s",
+            "g4_write_bytes_per_s",
+            "tier_gather_s",
+            "max_pin_wait_s",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         if not 0 < self.pool_share <= 1:
             raise ValueError("pool_share must be above 0 and at most 1")
+        if not 0 < self.tier_batch_share <= 0.5:
+            raise ValueError("tier_batch_share must be above 0 and at most 0.5")
+        for name in ("g3_policy", "g4_policy"):
+            try:
+                EdgePolicy.parse(getattr(self, name))
+            except BadPolicy as problem:
+                raise ValueError(f"{name}: {problem}") from problem
 
     @property
     def budget(self) -> Budget:
@@ -72,4 +111,23 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
             quarantine_s=self.quarantine_s,
             max_leases_per_instance=self.max_leases_per_worker,
             max_keys_per_request=self.max_keys_per_request,
+        )
+
+    @property
+    def tier_limits(self) -> TierLimits:
+        return TierLimits(
+            batch_bytes=self.tier_batch_bytes,
+            batch_share=self.tier_batch_share,
+            gather_s=self.tier_gather_s,
+            retry_s=self.tier_retry_s,
+            queue_blocks=self.tier_queue_blocks,
+        )
+
+    @property
+    def load_limits(self) -> LoadLimits:
+        return LoadLimits(
+            chunk_bytes=self.load_chunk_bytes,
+            parallel=self.load_parallel,
+            max_loads=self.max_loads,
+            deadline_s=self.load_deadline_s,
         )

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from kvbus_blocks.keys import KEY_BYTES
 from kvbus_runtime.discovery import Change
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.event_log import EventLog, KvEventPublisher
@@ -19,23 +20,29 @@ from kvbus_runtime.streams.sender import SenderLimits, StepSender
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.kvbm import AttachPool
 from kvbus_wire.records import InstanceRecord, ModelCard, WorkerRecord
-from kvbus_wire.worker import Generate
+from kvbus_wire.worker import Generate, Prefetch
 from kvbus_worker.adapters.engines import create_engine
 from kvbus_worker.adapters.kvbm import Kvbm, KvbmLimits
 from kvbus_worker.adapters.kvbm_link import KvbmLink
 from kvbus_worker.adapters.load_reports import LoadReporter
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.adapters.model_folder import ModelFolder, load_model_folder
+from kvbus_worker.adapters.remote_prefill import PullLimits, RemotePrefiller
+from kvbus_worker.adapters.transfer import TransferLink, TransferSettings
 from kvbus_worker.core.admission import ModelLimits
 from kvbus_worker.core.load_pacing import LoadPacing
 from kvbus_worker.core.offload import OffloadQueue
+from kvbus_worker.core.prefill_jobs import PrefillJobs
 from kvbus_worker.core.requests import RequestTable
+from kvbus_worker.core.roles import Role
 from kvbus_worker.core.snapshots import Snapshots
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import Engine, EngineError, EngineInfo, StepOutput
 from kvbus_worker.handlers.control import CONTROL_MESSAGES, ControlHandler
 from kvbus_worker.handlers.frontends import FrontendWatch
 from kvbus_worker.handlers.generate import GenerateHandler
+from kvbus_worker.handlers.prefetch import PrefetchHandler
+from kvbus_worker.handlers.remote_prefill import TRANSFER_MESSAGES, PrefillLimits, RemotePrefillHandler
 from kvbus_worker.handlers.runner import RequestRunner
 from kvbus_worker.handlers.steps import StepHandler
 from kvbus_worker.settings import WorkerSettings
@@ -65,6 +72,11 @@ class WorkerApp:
         )
         self._reporter = self._make_reporter(name)
         self._kvbm = self._make_kvbm(info, name) if settings.kvbm and info.block_bytes else None
+        self._role = Role(settings.role)
+        limits = self._limits(name)
+        self._transfer = self._make_transfer(info)
+        self._prefills = self._make_prefills(self._transfer, limits) if self._transfer is not None else None
+        self._remote = self._make_remote(self._transfer, limits) if self._transfer is not None else None
         self._runner = RequestRunner(
             engine,
             self._table,
@@ -82,24 +94,21 @@ class WorkerApp:
             self._sender,
             self._events,
             self._kvbm,
+            prefills=self._prefills,
             changed=self._reporter.changed,
             metrics=self._metrics,
             announces=settings.kv_events,
         )
+        prefetch = PrefetchHandler(
+            engine, self._store, limits, self._kvbm, parallel=settings.prefetch_parallel, metrics=self._metrics
+        )
         self._generate = GenerateHandler(
             self._runner,
             self._store,
-            ModelLimits(
-                name=name,
-                fingerprint=model.fingerprint,
-                kv_layout=info.kv_layout,
-                block_size=info.block_size,
-                context_length=info.context_length,
-                vocab_size=model.vocab_size,
-                engine=info.name,
-                guidance=info.guidance,
-            ),
+            limits,
             self._kvbm,
+            prefetch=prefetch,
+            remote=self._remote,
             incarnation=service.incarnation,
             spawn=service.spawn,
             metrics=self._metrics,
@@ -120,8 +129,10 @@ class WorkerApp:
                 chunk_blocks=settings.snapshot_chunk_blocks,
             ),
             self._sender,
+            self._engine,
             kv_seq=lambda: self._events.last_seq,
             stop=service.stop,
+            set_role=self.set_role,
             clock=time.monotonic,
             instance_id=service.instance_id,
             incarnation=service.incarnation,
@@ -131,17 +142,39 @@ class WorkerApp:
         subjects = service.bus.subjects
         await service.bus.serve(
             subjects.generate(service.instance_id),
-            (Generate,),
+            (Generate, Prefetch),
             self._generate,
             max_pending=settings.max_generate_pending,
         )
         await service.bus.serve(subjects.control(service.instance_id), CONTROL_MESSAGES, control)
+        if self._transfer is not None and self._prefills is not None:
+            await self._transfer.start()
+            self._prefills.role = self._role
+            self._metrics.transfer_leases.set_function(self._leases)
+            await service.bus.serve(
+                subjects.transfer(service.instance_id),
+                TRANSFER_MESSAGES,
+                self._prefills,
+                max_pending=4 * settings.max_remote_prefills,
+            )
         if self._kvbm is not None:
             self._kvbm.start()
         service.directory.on_change(self._greet)
         service.spawn(self._reporter.run(), name="load reports")
-        await service.register(worker=self._record())
+        await service.register(worker=self.record)
         service.health.set("engine", True, self._engine.info.name)
+
+    async def set_role(self, role: Role) -> None:
+        """What runs goes on; routers see it when their directory does."""
+        self._role = role
+        if self._prefills is not None:
+            self._prefills.role = role
+        await self._service.register(worker=self.record)
+        self._reporter.changed()
+        self._service.log.info("role_set", role=str(role))
+
+    def _leases(self) -> float:
+        return float(self._transfer.leases) if self._transfer is not None else 0.0
 
     def _greet(self, record: InstanceRecord, change: Change) -> None:
         """A router that starts knows nothing of the load."""
@@ -150,9 +183,13 @@ class WorkerApp:
 
     async def drain(self, reason: str) -> None:
         self._generate.draining = True
+        if self._prefills is not None:
+            self._prefills.draining = True
         self._reporter.changed()
         try:
             await self._runner.wait_idle()
+            if self._prefills is not None:
+                await self._prefills.wait_idle()
         except asyncio.CancelledError:
             message = f"the worker goes away: {reason}"
             self._runner.end_all_now(ErrorReply(code=ErrorCode.DRAINING, message=message, retryable=True))
@@ -166,6 +203,10 @@ class WorkerApp:
         self._frontends.close()
         if self._control is not None:
             self._control.close()
+        if self._prefills is not None:
+            self._prefills.close()
+        if self._transfer is not None:
+            await self._transfer.close()
         if self._kvbm is not None:
             self._kvbm.close()
         await self._engine.stop()
@@ -190,8 +231,87 @@ class WorkerApp:
             model=model,
             kv_seq=lambda: self._events.last_seq,
             is_draining=lambda: self._generate.draining,
-            onboard_rates=lambda: self._kvbm.rates.tokens_per_s if self._kvbm is not None else {},
+            onboard_rates=self._onboard_rates,
+            prefill_ids=lambda: self._prefills.jobs.request_ids if self._prefills is not None else (),
+            handover_s=lambda: self._remote.handover_s if self._remote is not None else 0.0,
             metrics=self._metrics,
+        )
+
+    def _onboard_rates(self) -> dict[str, float]:
+        rates = dict(self._kvbm.rates.tokens_per_s) if self._kvbm is not None else {}
+        return rates | self._remote.rates.tokens_per_s if self._remote is not None else rates
+
+    def _limits(self, name: str) -> ModelLimits:
+        info = self._engine.info
+        return ModelLimits(
+            name=name,
+            fingerprint=self._model.fingerprint,
+            kv_layout=info.kv_layout,
+            block_size=info.block_size,
+            context_length=info.context_length,
+            vocab_size=self._model.vocab_size,
+            engine=info.name,
+            guidance=info.guidance,
+            max_retention_ranges=self._settings.max_retention_ranges,
+        )
+
+    def _make_transfer(self, info: EngineInfo) -> TransferLink | None:
+        service, settings = self._service, self._settings
+        if not settings.transfer or not (info.block_bytes or info.handover):
+            return None
+        transfer = TransferSettings(
+            backends=settings.transfer_names,
+            secret=settings.transfer_secret.encode(),
+            host=settings.transfer_host,
+            port=settings.transfer_port,
+            advertise=settings.transfer_advertise,
+            staging_bytes=settings.staging_bytes,
+        )
+        return TransferLink(
+            service.instance_id, transfer, block_bytes=info.block_bytes, layout=info.kv_layout, log=service.log
+        )
+
+    def _make_prefills(self, transfer: TransferLink, limits: ModelLimits) -> RemotePrefillHandler:
+        service, settings = self._service, self._settings
+        return RemotePrefillHandler(
+            self._engine,
+            self._store,
+            PrefillJobs(limit=settings.max_remote_prefills, slots=transfer.slots),
+            transfer,
+            limits,
+            PrefillLimits(
+                lease_s=settings.prefill_lease_s,
+                wait_s=settings.prefill_wait_s,
+                chunk_blocks=settings.prefill_chunk_blocks,
+            ),
+            self._kvbm,
+            incarnation=service.incarnation,
+            spawn=service.spawn,
+            changed=self._reporter.changed,
+            metrics=self._metrics,
+            log=service.log,
+        )
+
+    def _make_remote(self, transfer: TransferLink, limits: ModelLimits) -> RemotePrefiller:
+        service, settings = self._service, self._settings
+        return RemotePrefiller(
+            service.bus,
+            self._engine,
+            transfer.reader,
+            limits,
+            PullLimits(
+                request_timeout_s=settings.prefill_timeout_s,
+                stall_s=settings.prefill_stall_s,
+                lease_s=settings.prefill_lease_s,
+                wait_s=settings.prefill_wait_s,
+                chunk_blocks=settings.prefill_chunk_blocks,
+                min_blocks=settings.prefill_min_blocks,
+                parallel=settings.prefill_parallel,
+            ),
+            instance_id=service.instance_id,
+            spawn=service.spawn,
+            metrics=self._metrics,
+            log=service.log,
         )
 
     def _make_kvbm(self, info: EngineInfo, model: str) -> Kvbm:
@@ -215,26 +335,27 @@ class WorkerApp:
             log=service.log,
         )
         return Kvbm(
-            service.bus,
             link,
             self._engine,
             self._store,
             OffloadQueue(limit_blocks=settings.offload_queue_blocks, batch_blocks=settings.offload_batch_blocks),
             KvbmLimits(
-                request_timeout_s=settings.kvbm_timeout_s,
                 onboard_timeout_s=settings.onboard_timeout_s,
                 onboard_batch_blocks=settings.onboard_batch_blocks,
                 onboard_min_blocks=settings.onboard_min_blocks,
                 onboard_max_blocks=settings.onboard_max_blocks,
                 onboard_parallel=settings.onboard_parallel,
+                onboard_probe_s=settings.onboard_probe_s,
+                offload_gather_s=settings.offload_gather_s,
                 offload_repair_s=settings.offload_repair_s,
+                max_keys=(service.bus.max_payload // 2) // KEY_BYTES,
             ),
-            instance_id=service.instance_id,
             spawn=service.spawn,
             metrics=self._metrics,
         )
 
-    def _record(self) -> WorkerRecord:
+    @property
+    def record(self) -> WorkerRecord:
         info, settings = self._engine.info, self._settings
         return WorkerRecord(
             model=ModelCard(
@@ -256,10 +377,12 @@ class WorkerApp:
             max_batched_tokens=info.max_batched_tokens,
             prefill_tokens_per_s=info.prefill_tokens_per_s,
             decode_step_s=info.decode_step_s,
-            role=settings.role,
+            role=str(self._role),
             guidance=info.guidance,
             taints=settings.taint_names,
             kv_events=info.kv_events and settings.kv_events,
+            transfers=self._transfer.names if self._transfer is not None else (),
+            handover=info.handover,
         )
 
 

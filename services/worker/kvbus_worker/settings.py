@@ -31,7 +31,13 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     taints: Annotated[
         str, Flag("what requests can ask for or prefer this worker by (routing_constraints), separated by commas")
     ] = ""
-    role: Annotated[str, Flag("what this worker does", choices=("both",))] = "both"
+    role: Annotated[
+        str,
+        Flag(
+            "prefill: computes prompts for others; decode: has them computed; both: computes its own. `kvbus worker set-role` changes it",
+            choices=("both", "prefill", "decode"),
+        ),
+    ] = "both"
 
     device: Annotated[str, Flag("where a computing engine runs: cpu, cuda, cuda:1, ...")] = "cpu"
     dtype: Annotated[str, Flag("data type of a computing engine; auto: float32 on CPUs, bfloat16 on GPUs")] = "auto"
@@ -75,19 +81,54 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     snapshot_ttl_s: Annotated[float, Flag("a block snapshot is kept this long after its last chunk")] = 30.0
     snapshot_chunk_blocks: Annotated[int, Flag("blocks per chunk of a block snapshot")] = 16_384
 
+    transfer: Annotated[bool, Flag("hand blocks over to, and read them from, other workers of the model")] = True
+    transfer_backends: Annotated[
+        str, Flag("ways to do that, in the order of preference: shm, nixl, ucx, tcp (tcp is always there)")
+    ] = "shm,tcp"
+    transfer_host: Annotated[str, Flag("address at which other workers read blocks")] = "127.0.0.1"
+    transfer_port: Annotated[int, Flag("port of it (0: any free one)")] = 0
+    transfer_advertise: Annotated[str, Flag("host name that others use for it (empty: the address)")] = ""
+    transfer_secret: Annotated[
+        str,
+        Flag(
+            "who does not know it gets no blocks; the same at all workers (empty: grants alone protect them)",
+            secret=True,
+        ),
+    ] = ""
+    staging_bytes: Annotated[int, Flag("memory from which others read blocks; made when first needed")] = 64 << 20
+    max_remote_prefills: Annotated[int, Flag("prompts computed for others at once; more are refused")] = 128
+    prefill_lease_s: Annotated[
+        float, Flag("after so long a silence of who wanted a prompt computed its blocks are given up")
+    ] = 15.0
+    prefill_stall_s: Annotated[float, Flag("when no block comes for so long, the rest is computed here")] = 10.0
+    prefill_wait_s: Annotated[float, Flag("the longest answer to a question for more blocks")] = 2.0
+    prefill_timeout_s: Annotated[float, Flag("limit of one request to the worker that computes a prompt")] = 2.0
+    prefill_chunk_blocks: Annotated[int, Flag("blocks handed over at once")] = 64
+    prefill_min_blocks: Annotated[int, Flag("fewer blocks are never asked for")] = 2
+    prefill_parallel: Annotated[
+        int, Flag("prompts that others compute for this worker at once; more are computed here")
+    ] = 64
+
     kv_events: Annotated[
         bool, Flag("tell the indexers which blocks it holds (--no-kv-events: they guess from what is sent here)")
     ] = True
     kvbm: Annotated[bool, Flag("use the kvbm of this host, if there is one")] = True
+    g1_pin_share: Annotated[float, Flag("part of G1 that the pinned blocks of one tenant may take")] = 0.5
+    max_retention_ranges: Annotated[int, Flag("token ranges of one request that say how long to keep them")] = 256
+    prefetch_parallel: Annotated[int, Flag("prefetches that run at once; more are answered with what is there")] = 8
     kvbm_timeout_s: Annotated[float, Flag("limit of one request to kvbm")] = 2.0
     kvbm_retry_s: Annotated[float, Flag("after a failure kvbm is left alone this long")] = 2.0
     offload_queue_blocks: Annotated[int, Flag("blocks that wait for write-through; more push the oldest out")] = 8192
     offload_batch_blocks: Annotated[int, Flag("blocks written through at once")] = 64
+    offload_gather_s: Annotated[float, Flag("new blocks wait this long for others before they are written through")] = (
+        0.05
+    )
     offload_repair_s: Annotated[float, Flag("least time between whole chains offered to a kvbm that lost a part")] = 5.0
     onboard_timeout_s: Annotated[float, Flag("onboarding that takes longer is given up: recompute")] = 5.0
     onboard_batch_blocks: Annotated[int, Flag("blocks copied and imported at once")] = 64
     onboard_max_blocks: Annotated[int, Flag("blocks onboarded for one request")] = 16_384
     onboard_min_blocks: Annotated[int, Flag("shorter runs are not worth asking for")] = 1
+    onboard_probe_s: Annotated[float, Flag("a lower tier slower than computing is tried again this often")] = 10.0
     onboard_parallel: Annotated[int, Flag("requests that onboard at once; more recompute")] = 8
 
     def __post_init__(self) -> None:
@@ -112,6 +153,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "onboard_min_blocks",
             "onboard_max_blocks",
             "onboard_parallel",
+            "max_retention_ranges",
+            "prefetch_parallel",
             "mock_speedup",
             "mock_prefill_tokens_per_s",
             "mock_output_tokens",
@@ -122,7 +165,17 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "kvbm_timeout_s",
             "kvbm_retry_s",
             "onboard_timeout_s",
+            "onboard_probe_s",
             "offload_repair_s",
+            "staging_bytes",
+            "max_remote_prefills",
+            "prefill_lease_s",
+            "prefill_stall_s",
+            "prefill_wait_s",
+            "prefill_timeout_s",
+            "prefill_chunk_blocks",
+            "prefill_min_blocks",
+            "prefill_parallel",
         )
         for name in positive:
             if not getattr(self, name) > 0:
@@ -136,6 +189,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "context_length",
             "threads",
             "frontend_grace_s",
+            "offload_gather_s",
             "mock_block_bytes",
             "mock_step_base_s",
             "mock_attention_s_per_pair",
@@ -145,12 +199,25 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         for name in not_negative:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
+        if not 0 <= self.g1_pin_share <= 1:
+            raise ValueError("g1_pin_share is a part of the whole: from 0 to 1")
         _check_parser("tool_call_parser", self.tool_call_parser, names.tool_format, names.tool_formats)
         _check_parser("reasoning_parser", self.reasoning_parser, names.reasoning_format, names.reasoning_formats)
+        unknown = set(self.transfer_names) - {"shm", "nixl", "ucx", "tcp"}
+        if unknown:
+            raise ValueError(
+                f"transfer_backends: there is no {', '.join(sorted(unknown))}; there are shm, nixl, ucx, tcp"
+            )
+        if not 0 <= self.transfer_port <= 65535:
+            raise ValueError("transfer_port must be 0..65535")
         if not self.model and self.engine == "torch":
             raise ValueError("engine torch needs --model")
         if self.script and self.engine != "mock":
             raise ValueError("--script is for --engine mock")
+
+    @property
+    def transfer_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name.strip() for name in self.transfer_backends.split(",") if name.strip()))
 
     @property
     def taint_names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from kvbus_blocks.keys import ROOT
+from kvbus_blocks.retention import Directive
 
 
 class State(IntEnum):
@@ -19,9 +20,12 @@ class Block:
     """A slot's content. ``detached``: no longer in the index; the slot stays taken while someone reads or writes it."""
 
     __slots__ = (
+        "below",
         "checksum",
         "children",
+        "depth",
         "detached",
+        "directive",
         "generation",
         "key",
         "parent",
@@ -29,6 +33,7 @@ class Block:
         "slot",
         "state",
         "used",
+        "uses",
         "writing",
     )
 
@@ -43,6 +48,11 @@ class Block:
         self.writing = True
         self.detached = False
         self.used = 0
+        self.uses = 0
+        self.depth: int = 0 if parent is None or parent.slot < 0 else parent.depth + 1
+        self.directive = Directive()
+        # Tiers that have it although they do not answer for it: another host has written it there.
+        self.below: frozenset[str] = frozenset()
         self.children: set[Block] = set()
 
     @classmethod

@@ -17,6 +17,7 @@ slower than its lease. A block that is dropped while it is pinned or written kee
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,10 +26,14 @@ from kvbus_kvbm.core.block import Block, EvictionOrder, State
 from kvbus_kvbm.core.changes import Changes, chains_of
 from kvbus_kvbm.core.errors import InvalidRequest, TooManyKeys
 from kvbus_kvbm.core.leases import Lease, LeaseTable
+from kvbus_kvbm.core.moves import Moves
 from kvbus_wire.kv_events import KvEvent
 from kvbus_wire.kvbm import PinnedBlocks, ReservedBlocks, Slot
 from kvbus_wire.packing import unpack_keys
 from kvbus_wire.worker import SnapshotChain
+
+if TYPE_CHECKING:
+    from kvbus_kvbm.core.lower import BlockMeta
 
 _CHECKSUM_END = 1 << 64
 
@@ -75,6 +80,7 @@ class Pool:
         self.slots = slots
         self.limits = limits
         self.counters = PoolCounters()
+        self.moves = Moves(self)
         self._root = Block.root()
         self._blocks: dict[bytes, Block] = {}
         self._owners: list[Block | None] = [None] * slots
@@ -166,8 +172,8 @@ class Pool:
         self._uses += 1
         for block in run:
             block.used = self._uses
-            block.pins += 1
-            self._pinned += block.pins == 1
+            block.uses += 1
+            self.take_pin(block)
         lease = self._grant(instance_id, now_s, is_write=False, blocks=run)
         return PinnedBlocks(
             lease_id=lease.lease_id,
@@ -227,6 +233,13 @@ class Pool:
         due = [self._leases.next_deadline_s(), self._quarantine[0][0] if self._quarantine else None]
         return min((time_s for time_s in due if time_s is not None), default=None)
 
+    def find(self, key: bytes) -> Block | None:
+        return self._blocks.get(key)
+
+    @property
+    def root(self) -> Block:
+        return self._root
+
     def take_events(self) -> list[KvEvent]:
         """What has happened since the last call, in order: Stored below a present parent, Removed children first."""
         return self._changes.take()
@@ -269,6 +282,9 @@ class Pool:
         leases = list(self._leases)
         pins = Counter(block for lease in leases if not lease.is_write for block in lease.held())
         writes = Counter(block for lease in leases if lease.is_write for block in lease.held())
+        held_up, filling = self.moves.check_integrity()
+        pins += held_up
+        writes += Counter(filling)
         assert {block: block.pins for block in held if block.pins} == pins
         assert Counter(block for block in held if block.writing) == writes
         assert all(not block.detached or block.pins or block.writing for block in held), (
@@ -304,7 +320,7 @@ class Pool:
         taken: list[Block | None] = []
         for key in chain:
             known = self._blocks.get(key)
-            block = known or self._new_block(key, above)
+            block = known or self.new_block(key, above)
             if block is None:
                 break
             self._use(block)
@@ -314,7 +330,7 @@ class Pool:
         self.counters.refused += missing
         return taken + [None] * missing
 
-    def _new_block(self, key: bytes, above: Block) -> Block | None:
+    def new_block(self, key: bytes, above: Block) -> Block | None:
         """A reserved block below ``above`` in a free slot; room is made by eviction, but not of ``above``."""
         if not self._free:
             victim = self._order.pop(above)
@@ -330,8 +346,38 @@ class Pool:
         self._reserved += 1
         return block
 
+    def take_pin(self, block: Block) -> None:
+        block.pins += 1
+        self._pinned += block.pins == 1
+
+    def give_pin_back(self, block: Block) -> None:
+        block.pins -= 1
+        self._pinned -= block.pins == 0
+        self._free_if_unused(block)
+        self._order.offer(block)
+
+    def adopt(self, blocks: Sequence[Block], metas: "Sequence[BlockMeta]", failed: Sequence[Block]) -> int:
+        """Blocks that kvbm itself has written (see `Moves.fill`); ``failed`` ones are dropped. How many became present."""
+        self._uses += 1
+        before = self._present
+        for block in [*blocks, *failed]:
+            self._end_writing(block)
+        for block in failed:
+            self._drop(block)
+            self._free_if_unused(block)
+        for block, meta in zip(blocks, metas, strict=True):
+            if block.detached:
+                continue
+            block.checksum, block.directive, block.used = meta.checksum, meta.directive, self._uses
+            block.state = State.WRITTEN
+        for block in blocks:
+            if block.state is State.WRITTEN and not block.detached and _is_present(block.parent):
+                self._promote(block)
+        return self._present - before
+
     def _use(self, block: Block) -> None:
         block.used = self._uses
+        block.uses += 1
         self._order.offer(block)
 
     def _grant(self, instance_id: str, now_s: float, *, is_write: bool, blocks: Sequence[Block | None]) -> Lease:
@@ -347,10 +393,7 @@ class Pool:
                 self._drop(block)
                 self._end_writing(block, rest_until_s=now_s + self.limits.quarantine_s if abandoned else None)
             else:
-                block.pins -= 1
-                self._pinned -= block.pins == 0
-                self._free_if_unused(block)
-                self._order.offer(block)
+                self.give_pin_back(block)
 
     def _end_writing(self, block: Block, rest_until_s: float | None = None) -> None:
         block.writing = False

@@ -143,6 +143,9 @@ class Pools:
             raise PoolGone(f"there is no pool {pool_id}")
         return pool
 
+    def lookup(self, pool_id: str) -> OpenPool | None:
+        return self._pools.get(pool_id)
+
     def of_lease(self, lease_id: str) -> OpenPool | None:
         return self._pools.get(pool_of(lease_id))
 

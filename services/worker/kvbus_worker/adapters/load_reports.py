@@ -28,6 +28,8 @@ class LoadReporter:
         kv_seq: Callable[[], int],
         is_draining: Callable[[], bool],
         onboard_rates: Callable[[], dict[str, float]],
+        prefill_ids: Callable[[], tuple[str, ...]],
+        handover_s: Callable[[], float],
         metrics: WorkerMetrics,
     ) -> None:
         self._bus = bus
@@ -40,6 +42,8 @@ class LoadReporter:
         self._kv_seq = kv_seq
         self._is_draining = is_draining
         self._onboard_rates = onboard_rates
+        self._prefill_ids = prefill_ids
+        self._handover_s = handover_s
         self._metrics = metrics
         self._seq = 0
         self._wake = asyncio.Event()
@@ -90,6 +94,8 @@ class LoadReporter:
             output_tokens=pack_tokens(self._table.outputs[: len(ids)]),
             onboard_tokens_per_s=self._onboard_rates(),
             seq=self._seq,
+            prefill_ids=self._prefill_ids(),
+            handover_s=self._handover_s(),
             ids_cut=len(ids) < len(self._table),
         )
 

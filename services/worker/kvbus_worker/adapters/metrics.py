@@ -40,19 +40,31 @@ class WorkerMetrics:
             "kvbm_failures", "operations with kvbm that failed", ("operation", "reason")
         )
         self.kvbm_skipped = metrics.counter("kvbm_onboard_skipped", "onboardings not tried: too many at once")
+        self.unpinned = metrics.counter("unpinned_blocks", "blocks that were to be pinned and are pinned nowhere")
+        self.prefetches = metrics.counter("prefetches", "prompts brought into G1 ahead of their request", ("outcome",))
+        self.prefetched = metrics.counter("prefetched_tokens", "tokens that prefetches brought")
+        self.dropped = metrics.counter("dropped_blocks", "blocks freed because nobody needs them any more")
         self.offload_waiting = metrics.gauge("offload_queue_blocks", "blocks that wait for write-through")
         self.offload_dropped = metrics.gauge("offload_dropped_blocks", "blocks pushed out of the write-through queue")
 
-        self.remote_prefills = metrics.counter("remote_prefills", "prompts computed for other workers, by outcome", ("outcome",))
+        self.remote_prefills = metrics.counter(
+            "remote_prefills", "prompts computed for other workers, by outcome", ("outcome",)
+        )
         self.remote_prefills_open = metrics.gauge("remote_prefills_open", "prompts being computed for other workers")
         self.staged_blocks = metrics.gauge("staged_blocks", "blocks that other workers can read now")
         self.transfer_leases = metrics.gauge("transfer_leases", "leases granted to other workers that have not ended")
-        self.transfer_blocks = metrics.counter("transfer_blocks", "blocks handed to and read from other workers", ("direction",))
+        self.transfer_blocks = metrics.counter(
+            "transfer_blocks", "blocks handed to and read from other workers", ("direction",)
+        )
         self.transfer_bytes = metrics.counter("transfer_bytes", "bytes read from other workers", ("backend",))
         self.transfer_seconds = metrics.counter("transfer_seconds", "time spent on reading and importing these")
-        self.pulls = metrics.counter("remote_prefill_pulls", "prompts that others computed for this worker", ("outcome",))
+        self.pulls = metrics.counter(
+            "remote_prefill_pulls", "prompts that others computed for this worker", ("outcome",)
+        )
         self.pulls_open = metrics.gauge("remote_prefill_pulls_open", "prompts that others compute for this worker now")
-        self.pull_waits = metrics.counter("remote_prefill_shared", "requests that waited for blocks that come for another one")
+        self.pull_waits = metrics.counter(
+            "remote_prefill_shared", "requests that waited for blocks that come for another one"
+        )
 
     def note_ended(self, ended: Ended, seconds: float) -> None:
         usage = ended.usage

@@ -181,7 +181,7 @@ class RemotePrefiller:
         coming = self._ask_for(pull, pull.at, pull.at)
         try:
             while pull.at < end:
-                ready = await self._arrival(coming)
+                ready = await coming
                 if ready.first != pull.at or not 0 < ready.count <= end - pull.at:
                     raise _GivenUp("bad_answer", f"{ready.count} blocks from {ready.first} on")
                 behind = pull.at + ready.count
@@ -222,7 +222,9 @@ class RemotePrefiller:
             handover=payload,
         )
         asked_at = loop.time()
-        started: PrefillStarted = await self._ask(pull, request, PrefillStarted, self._limits.request_timeout_s, parts=True)
+        started: PrefillStarted = await self._ask(
+            pull, request, PrefillStarted, self._limits.request_timeout_s, parts=True
+        )
         if started.incarnation != prefill.incarnation:
             self._log.info("prefill_worker_restarted", worker=pull.worker_id)
         # One round trip to begin with, another one for the last chunk, which no computing hides.
@@ -231,7 +233,9 @@ class RemotePrefiller:
         return started
 
     def _ask_for(self, pull: _Pull, first: int, received: int) -> "asyncio.Task[BlocksReady]":
-        return asyncio.create_task(self._next(pull, first, received), name=f"next blocks {pull.prefill_id}")
+        task = asyncio.create_task(self._next(pull, first, received), name=f"next blocks {pull.prefill_id}")
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the pull may have ended before it
+        return task
 
     async def _next(self, pull: _Pull, first: int, received: int) -> BlocksReady:
         """The chunk from block ``first`` on; what lies before ``received`` may go. Raise _GivenUp when nothing comes for too long."""
@@ -252,9 +256,6 @@ class RemotePrefiller:
             if loop.time() >= until:
                 raise _GivenUp("stalled", f"no block came for {self._limits.stall_s:g} s")
             received = max(received, pull.at)
-
-    async def _arrival(self, coming: "asyncio.Task[BlocksReady]") -> BlocksReady:
-        return await coming
 
     async def _take(self, pull: _Pull, ready: BlocksReady, admitted: Admitted) -> None:
         """Read a chunk and import it. Only whole blocks whose checksums hold are ever imported."""

@@ -1,10 +1,11 @@
 """The requests a worker has accepted and not ended, and the ids of those it ended lately."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, Usage
 from kvbus_wire.packing import TOKEN_BYTES
@@ -14,6 +15,9 @@ from kvbus_worker.engines.base import EngineError
 class OpenRequest(msgspec.Struct, kw_only=True):
     """``submitted``: the engine has it (before that, its blocks are being onboarded).
 
+    ``to_pin``: blocks that are to be pinned; ``unpinned_below``: those of them that kvbm does not pin, None when it has not said.
+    ``prefill_worker_id`` computed ``computed_elsewhere`` tokens of the prompt for it: the engine finds them in its cache, but they count
+    as computed. ``abandon``: stops what is done for it before it is submitted.
     ``verdict``: why the worker ends it; the engine's own answer to the cancellation is then replaced by this error.
     """
 
@@ -30,6 +34,20 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     onboarded_tokens: int = 0
     first_token_at: float | None = None
+    prefill_worker_id: str = ""
+    computed_elsewhere: int = 0
+    abandon: Callable[[], object] | None = None
+    to_pin: tuple[bytes, ...] = ()
+    unpinned_below: frozenset[bytes] | None = None
+
+
+def unpinned(request: OpenRequest, in_g1: Sequence[Directive]) -> int:
+    """How many of the blocks ``to_pin`` are pinned nowhere. ``in_g1``: what holds for them there."""
+    below = request.unpinned_below
+    return sum(
+        held.kind != "pinned" and (below is None or key in below)
+        for key, held in zip(request.to_pin, in_g1, strict=True)
+    )
 
 
 class RequestTable:
@@ -112,7 +130,7 @@ class RequestTable:
     def note_started(self, started: Started) -> OpenRequest | None:
         request = self._open.get(started.request_id)
         if request is not None:
-            request.cached_tokens = started.cached_tokens
+            request.cached_tokens = max(0, started.cached_tokens - request.computed_elsewhere)
             request.onboarded_tokens = started.onboarded_tokens
         return request
 
@@ -124,7 +142,7 @@ class RequestTable:
                 request.first_token_at = now
         return request
 
-    def end(self, ended: Ended) -> tuple[OpenRequest, Ended] | None:
+    def end(self, ended: Ended, *, by_worker: bool = False) -> tuple[OpenRequest, Ended] | None:
         """Close a request. Its terminal event carries the worker's verdict if there is one; None for an unknown request."""
         request = self._open.pop(ended.request_id, None)
         if request is None:
@@ -132,6 +150,10 @@ class RequestTable:
         self._recent[request.request_id, request.resumed] = None
         while len(self._recent) > self._recent_limit:
             self._recent.popitem(last=False)
+        if request.computed_elsewhere and not by_worker:
+            usage = ended.usage
+            cached = max(0, usage.cached_tokens - request.computed_elsewhere)
+            ended = msgspec.structs.replace(ended, usage=msgspec.structs.replace(usage, cached_tokens=cached))
         if request.verdict is not None and ended.reason == "cancelled":
             ended = msgspec.structs.replace(ended, reason="error", error=request.verdict)
         return request, ended
@@ -145,4 +167,4 @@ class RequestTable:
             onboarded_tokens=min(request.onboarded_tokens, request.prompt_tokens),
         )
         reason = "cancelled" if error is None else "error"
-        return self.end(Ended(request_id=request.request_id, reason=reason, usage=usage, error=error))
+        return self.end(Ended(request_id=request.request_id, reason=reason, usage=usage, error=error), by_worker=True)

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started
 from kvbus_wire.guidance import Guidance
@@ -55,6 +56,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     handover: str = ""
 
 
+class DirectiveRun(msgspec.Struct, frozen=True):
+    """What is said of the blocks [``start``, ``end``) of a chain. ``end`` None: of all that follows, output included. Times are
+    those of `time.monotonic`."""
+
+    start: int
+    end: int | None
+    directive: Directive
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``tokens``: the whole prompt, its last ``resumed`` tokens being output of another worker.
 
@@ -62,6 +72,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``domain_key`` seeds the block keys. ``guidance`` binds the output, what was resumed included.
     ``onboarded_tokens``: how many of the cached tokens the worker has just imported, reported back in Started and Usage.
     ``prefill_only``: another worker's, for its blocks; what it says is heard by nobody. ``handover``: see `HandsOver`.
+    ``directives``: how long its blocks are worth keeping, in order and without overlaps; of blocks in between nothing is said.
     """
 
     request_id: str
@@ -78,6 +89,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     speculative: bool = False
     prefill_only: bool = False
     handover: bytes = b""
+    directives: tuple[DirectiveRun, ...] = ()
 
 
 class BlocksStored(msgspec.Struct, frozen=True):
@@ -163,6 +175,16 @@ class Engine(Protocol):
         BlocksStored is emitted for new ones.
         """
 
+    def directives(self, keys: Sequence[bytes]) -> list[Directive]:
+        """What holds for these blocks in G1 now (a pin beyond the tenant's share is none); the default for those that are not
+        there."""
+
+    async def touch(self, keys: Sequence[bytes], directives: Sequence[DirectiveRun]) -> int:
+        """The leading blocks of a chain from the root on are used, though nothing is computed; how many are in G1."""
+
+    async def drop_blocks(self, keys: Sequence[bytes]) -> int:
+        """Evict these blocks now; how many. Those in use and those with others below them stay."""
+
 
 @runtime_checkable
 class HandsOver(Protocol):
@@ -173,8 +195,8 @@ class HandsOver(Protocol):
         engine there                                   engine of the decode worker
                           <-- prefill_payload() ---    what it wants to say beforehand (may be empty)
         submit(prefill_only, handover)
-        StepOutput.handovers  ------------------->     submit(handover): before anything is computed, where `handover_early` says that
-                                                       both run at the same time, else when the prefill is done
+        StepOutput.handovers  ------------------->     submit(handover): before anything is computed, where `handover_early`
+                                                       says that both run at the same time, else when the prefill is done
     """
 
     handover_early: bool

@@ -11,13 +11,16 @@ from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.serving import RequestContext
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.message import Message
-from kvbus_wire.worker import Accepted, Generate, NeedTokens
+from kvbus_wire.worker import Accepted, Generate, NeedTokens, Prefetch
 from kvbus_worker.adapters.kvbm import Kvbm
 from kvbus_worker.adapters.metrics import WorkerMetrics
+from kvbus_worker.adapters.remote_prefill import RemotePrefiller
 from kvbus_worker.core.admission import Admitted, ModelLimits, PrefixGone, admit
 from kvbus_worker.core.requests import OpenRequest
+from kvbus_worker.core.retention import pinned_positions
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import EngineError
+from kvbus_worker.handlers.prefetch import PrefetchHandler
 from kvbus_worker.handlers.runner import RequestRunner
 
 
@@ -31,6 +34,8 @@ class GenerateHandler:
         limits: ModelLimits,
         kvbm: Kvbm | None,
         *,
+        prefetch: PrefetchHandler,
+        remote: RemotePrefiller | None = None,
         incarnation: int,
         spawn: Callable[..., asyncio.Task[Any]],
         metrics: WorkerMetrics,
@@ -40,14 +45,18 @@ class GenerateHandler:
         self._store = store
         self._limits = limits
         self._kvbm = kvbm
+        self._prefetch = prefetch
+        self._remote = remote
         self._incarnation = incarnation
         self._spawn = spawn
         self._metrics = metrics
         self._log = log
         self.draining = False
 
-    async def __call__(self, message: Generate, context: RequestContext) -> Message:
+    async def __call__(self, message: Generate | Prefetch, context: RequestContext) -> Message:
         try:
+            if isinstance(message, Prefetch):
+                return await self._prefetch(message)
             return self._accept(message)
         except EngineError as error:
             self._metrics.refused.labels(str(error.reply.code)).inc()
@@ -65,7 +74,7 @@ class GenerateHandler:
             self._runner.end(message.request_id, None)
         self._runner.table.check_room(message.request_id)
         try:
-            admitted = admit(message, self._limits, self._store, time.time_ns() // 1_000_000)
+            admitted = admit(message, self._limits, self._store, time.time_ns() // 1_000_000, time.monotonic())
         except PrefixGone:
             self._metrics.need_tokens.inc()
             return NeedTokens(request_id=message.request_id)
@@ -78,8 +87,15 @@ class GenerateHandler:
             trace=message.trace,
         )
         self._runner.open(request, message.deadline_ms)
-        if self._kvbm is not None and self._kvbm.can_onboard(admitted.keys):
-            self._spawn(self._onboard_and_submit(self._kvbm, request, admitted), name=f"onboard {request.request_id}")
+        if admitted.request.directives:
+            self._retain(request, admitted)
+        kvbm = self._kvbm if self._kvbm is not None and self._kvbm.can_onboard(admitted.keys) else None
+        remote = self._remote if self._remote is not None and self._remote.can_bring(message, admitted) else None
+        if kvbm is not None or remote is not None:
+            work = self._bring_and_submit(kvbm, remote, request, message, admitted)
+            task = self._spawn(work, name=f"onboard {request.request_id}")
+            if remote is not None:
+                request.abandon = task.cancel
         else:
             try:
                 self._runner.submit(request, admitted.request)
@@ -88,12 +104,36 @@ class GenerateHandler:
                 raise
         return Accepted(request_id=message.request_id, incarnation=self._incarnation)
 
-    async def _onboard_and_submit(self, kvbm: Kvbm, request: OpenRequest, admitted: Admitted) -> None:
-        onboarded = await kvbm.onboard(admitted.keys, admitted.packed)
+    def _retain(self, request: OpenRequest, admitted: Admitted) -> None:
+        """What is said of blocks goes to kvbm with each use, beside the request's own way."""
+        runs = admitted.request.directives
+        request.to_pin = tuple(admitted.keys[i] for i in pinned_positions(runs, len(admitted.keys)))
+        if self._kvbm is not None:
+            self._spawn(self._retain_below(self._kvbm, request, admitted), name=f"retain {request.request_id}")
+
+    async def _retain_below(self, kvbm: Kvbm, request: OpenRequest, admitted: Admitted) -> None:
+        request.unpinned_below = await kvbm.retain(admitted.keys, admitted.request.directives)
+
+    async def _bring_and_submit(
+        self,
+        kvbm: Kvbm | None,
+        remote: RemotePrefiller | None,
+        request: OpenRequest,
+        message: Generate,
+        admitted: Admitted,
+    ) -> None:
+        onboarded = await kvbm.onboard(admitted.keys, admitted.packed) if kvbm is not None else 0
+        engine_request = admitted.request
+        if remote is not None:
+            brought = await remote.bring(message, admitted)
+            request.abandon = None
+            request.prefill_worker_id, request.computed_elsewhere = brought.worker_id, brought.computed
+            onboarded += brought.tokens - brought.computed
+            engine_request = msgspec.structs.replace(engine_request, handover=brought.handover)
         if self._runner.table.get(request.request_id) is not request:
             return  # it was cancelled meanwhile, and has had its terminal event
         try:
-            self._runner.submit(request, msgspec.structs.replace(admitted.request, onboarded_tokens=onboarded))
+            self._runner.submit(request, msgspec.structs.replace(engine_request, onboarded_tokens=onboarded))
         except EngineError as error:
             self._runner.end_now(request, error.reply)
         except Exception as error:

@@ -231,7 +231,9 @@ class RemotePrefillHandler:
         else:
             self._submit(job, request)
 
-    async def _onboard_and_submit(self, kvbm: Onboarder, job: PrefillJob, request: EngineRequest, packed: bytes) -> None:
+    async def _onboard_and_submit(
+        self, kvbm: Onboarder, job: PrefillJob, request: EngineRequest, packed: bytes
+    ) -> None:
         await kvbm.onboard(job.keys, packed)
         if self.jobs.get(job.prefill_id) is not job:
             return

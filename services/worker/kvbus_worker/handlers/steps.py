@@ -9,6 +9,7 @@ from kvbus_worker.adapters.kvbm import Kvbm
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import BlockEvent, BlocksCleared, BlocksRemoved, BlocksStored, StepOutput
+from kvbus_worker.handlers.remote_prefill import RemotePrefillHandler
 from kvbus_worker.handlers.runner import RequestRunner, StepOutbox
 
 
@@ -29,6 +30,7 @@ class StepHandler:
         events: EventOutbox,
         kvbm: Kvbm | None,
         *,
+        prefills: RemotePrefillHandler | None = None,
         changed: Callable[[], None],
         metrics: WorkerMetrics,
         announces: bool = True,
@@ -38,6 +40,7 @@ class StepHandler:
         self._outbox = outbox
         self._events = events
         self._kvbm = kvbm
+        self._prefills = prefills
         self._changed = changed
         self._metrics = metrics
         self._announces = announces
@@ -53,6 +56,8 @@ class StepHandler:
                 self._events.emit([kv_event(event) for event in output.blocks])
             self._metrics.blocks_cached.set(len(self._store))
             self._metrics.blocks_refused.set(self._store.refused)
+        if self._prefills is not None:
+            self._prefills.on_step(output)
         for started in output.started:
             self._runner.on_started(started)
         for delta in output.deltas:
