@@ -34,7 +34,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     role: Annotated[
         str,
         Flag(
-            "prefill: computes prompts for others; decode: has them computed; both: computes its own. `kvbus worker set-role` changes it",
+            "both: computes its own prompts; prefill: computes those of others; decode: has them computed",
             choices=("both", "prefill", "decode"),
         ),
     ] = "both"

@@ -157,8 +157,8 @@ class RemotePrefiller:
         return Brought(tokens, tokens - cached, pull.worker_id if tokens or pull.handover else "", pull.handover)
 
     async def _wait_for_others(self, admitted: Admitted) -> None:
-        """Until no other pull brings the next block. Each round waits for one key, which is over when that one has come or does not:
-        it cannot go on for longer than the pulls do."""
+        """Until no other pull brings the next block. Each round waits for one key, until that one has come or does not: it cannot
+        go on for longer than the pulls do."""
         waited = False
         while True:
             have = self._engine.cached_blocks(admitted.keys)
@@ -168,7 +168,6 @@ class RemotePrefiller:
             if not waited:
                 self._metrics.pull_waits.inc()
                 waited = True
-            assert isinstance(signal, asyncio.Event)
             await signal.wait()
 
     async def _pull(self, pull: _Pull, prefill: RemotePrefill, message: Generate, admitted: Admitted) -> None:
@@ -238,7 +237,8 @@ class RemotePrefiller:
         return task
 
     async def _next(self, pull: _Pull, first: int, received: int) -> BlocksReady:
-        """The chunk from block ``first`` on; what lies before ``received`` may go. Raise _GivenUp when nothing comes for too long."""
+        """The chunk from block ``first`` on; what lies before ``received`` may go. Raise _GivenUp when nothing comes for too
+        long."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.stall_s
         while True:

@@ -56,7 +56,7 @@ class TransferLink:
         self._region: Region | None = None
         self._making = asyncio.Lock()
         self.names: tuple[str, ...] = ()
-        self.slots = max(1, settings.staging_bytes // block_bytes)
+        self.slots = max(1, settings.staging_bytes // max(1, block_bytes))
 
     @property
     def reader(self) -> Reader:

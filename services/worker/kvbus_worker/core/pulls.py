@@ -9,6 +9,9 @@ class Signal(Protocol):
     def set(self) -> object:
         """Wake all who wait."""
 
+    async def wait(self) -> object:
+        """Return once it is set."""
+
 
 class Coming:
     """By key, how many pulls bring it. ``make``: a new event; one per key that somebody waits for, set when the block has come or

@@ -16,8 +16,8 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     """``submitted``: the engine has it (before that, its blocks are being onboarded).
 
     ``to_pin``: blocks that are to be pinned; ``unpinned_below``: those of them that kvbm does not pin, None when it has not said.
-    ``prefill_worker_id`` computed ``computed_elsewhere`` tokens of the prompt for it: the engine finds them in its cache, but they count
-    as computed. ``abandon``: stops what is done for it before it is submitted.
+    ``prefill_worker_id`` computed ``computed_elsewhere`` tokens of the prompt for it: the engine finds them in its cache, but they
+    count as computed. ``abandon``: stops what is done for it before it is submitted.
     ``verdict``: why the worker ends it; the engine's own answer to the cancellation is then replaced by this error.
     """
 

@@ -38,8 +38,8 @@ class EngineError(Exception):
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is. ``block_bytes``: size of one exported block, 0 when the engine cannot export. ``guidance``: it constrains
-    output; it gets no request with guidance otherwise. ``kv_events``: it says which blocks it holds. ``handover``: it moves blocks to engines of the same kind
-    itself, see `HandsOver` (empty: the worker does)."""
+    output; it gets no request with guidance otherwise. ``kv_events``: it says which blocks it holds. ``handover``: it
+    moves blocks to engines of the same kind itself, see `HandsOver` (empty: the worker does)."""
 
     name: str
     block_size: int
@@ -112,8 +112,8 @@ BlockEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one step produced, in order. A block event always precedes what depends on it. ``handovers``: (request id, payload), see
-    `HandsOver`."""
+    """Everything one step produced, in order. A block event always precedes what depends on it. ``handovers``: (request id,
+    payload), see `HandsOver`."""
 
     started: tuple[Started, ...] = ()
     deltas: tuple[Delta, ...] = ()

@@ -82,7 +82,7 @@ class ControlHandler:
             case DropBlocks():
                 return await self._drop(message)
             case SetRole():
-                if message.role not in Role:
+                if message.role not in tuple(Role):
                     text = f"there is no role {message.role!r}: {', '.join(Role)}"
                     raise RequestFailed.of(ErrorCode.INVALID_REQUEST, text, param="role")
                 await self._set_role(Role(message.role))

@@ -138,5 +138,5 @@ class GenerateHandler:
             self._runner.end_now(request, error.reply)
         except Exception as error:
             self._log.exception("submit_failed", request=request.request_id)
-            message = f"{type(error).__name__} in the engine"
-            self._runner.end_now(request, ErrorReply(code=ErrorCode.INTERNAL, message=message, retryable=True))
+            text = f"{type(error).__name__} in the engine"
+            self._runner.end_now(request, ErrorReply(code=ErrorCode.INTERNAL, message=text, retryable=True))

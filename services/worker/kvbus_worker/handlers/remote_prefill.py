@@ -147,7 +147,7 @@ class RemotePrefillHandler:
                 await self._staging.prepare()
             except ArenaError as error:
                 self._end(job, "no staging memory")
-                raise EngineError(ErrorCode.UNAVAILABLE, f"no memory to hand blocks over: {error}", retryable=True)
+                raise EngineError(ErrorCode.UNAVAILABLE, f"no memory to hand over: {error}", retryable=True) from error
             self._begin(job, message)
         return PrefillStarted(
             prefill_id=job.prefill_id,
