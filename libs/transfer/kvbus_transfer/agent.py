@@ -77,7 +77,8 @@ class TransferAgent:
         self._on_notify = on_notify
         self._on_lease_end = on_lease_end
         self._clock = clock
-        self._incarnation = secrets.randbits(62) + 1
+        self.incarnation = secrets.randbits(62) + 1
+        self.table = memoryview(b"")
         self._table: Arena | None = None
         self._ownership: Ownership | None = None
         self._listener: asyncio.Server | None = None
@@ -86,7 +87,7 @@ class TransferAgent:
             self.backends,
             self.limits,
             self.counters,
-            me=(agent_id, self._incarnation),
+            me=(agent_id, self.incarnation),
             secret=secret,
             tls=tls.client if tls else None,
             clock=clock,
@@ -108,10 +109,10 @@ class TransferAgent:
 
     async def start(self) -> AgentInfo:
         """Listen. Raise OSError when it cannot."""
-        table = await asyncio.to_thread(self._make_table)
+        self.table = await asyncio.to_thread(self._make_table)
         self._ownership = Ownership(
             Sealer(secrets.token_bytes(32)),
-            table,
+            self.table.cast("Q"),
             self.limits,
             self.counters,
             clock=self._clock,
@@ -121,7 +122,7 @@ class TransferAgent:
         try:
             for name in self._wanted:
                 await self._start_backend(name, infos)
-            me = (self.agent_id, self._incarnation)
+            me = (self.agent_id, self.incarnation)
             self._server = Server(self, self.limits, me=me, secret=self._secret)
             self._listener = await asyncio.get_running_loop().create_server(
                 lambda: Stream(self._accept), self._host, self._port, ssl=self._tls.server if self._tls else None
@@ -132,7 +133,7 @@ class TransferAgent:
         port = self._listener.sockets[0].getsockname()[1]
         self._ownership.info = AgentInfo(
             agent_id=self.agent_id,
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             host_id=host_identity(),
             host=self._advertise_host or self._host,
             port=port,
@@ -319,8 +320,8 @@ class TransferAgent:
             remove_stale(folder, _LEASE_FILES)
             name = f"kvbus-transfer-{os.getpid()}-{secrets.token_hex(4)}.leases"
             self._table = Arena.create(Path(folder) / name, size_bytes, 1)
-            return self._table.memory().cast("Q")
-        return memoryview(bytearray(size_bytes)).cast("Q")
+            return self._table.memory()
+        return memoryview(bytearray(size_bytes))
 
     async def _start_backend(self, name: str, infos: dict[str, bytes]) -> None:
         try:

@@ -7,6 +7,7 @@ Sums -> Summed            checksums of blocks
 Store -> Stored           the owner reads the blocks of ``source`` into its own
 Finish -> Done            the reader is done with the lease
 Notify -> Done
+Wake -> Done              of backends whose owner has to look after transfers: one is under way
 anything -> Refused
 """
 
@@ -91,6 +92,10 @@ class Notify(Spoken, frozen=True):
     payload: bytes
 
 
+class Wake(Spoken, frozen=True):
+    backend: str
+
+
 class Done(Spoken, frozen=True):
     pass
 
@@ -103,7 +108,7 @@ class Refused(Spoken, frozen=True):
     reason: str = ""
 
 
-Request = Open | Fetch | Sums | Store | Finish | Notify
+Request = Open | Fetch | Sums | Store | Finish | Notify | Wake
 Answer = Opened | Fetched | Summed | Stored | Done | Refused
 
 _any = msgspec.msgpack.Decoder(Challenge | Hello | Welcome | Request | Answer)

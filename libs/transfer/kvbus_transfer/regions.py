@@ -93,6 +93,7 @@ class CudaRegion(_Named):
         if interface.get("strides") is not None:
             raise ValueError("device memory must be contiguous")
         self.address = int(interface["data"][0])
+        self.device = int(getattr(getattr(array, "device", None), "index", 0) or 0)
         size_bytes = int(interface["typestr"][2:])
         for length in interface["shape"]:
             size_bytes *= int(length)

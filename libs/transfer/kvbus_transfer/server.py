@@ -25,6 +25,7 @@ from kvbus_transfer.messages import (
     Stored,
     Summed,
     Sums,
+    Wake,
 )
 from kvbus_transfer.ownership import Ownership
 from kvbus_transfer.regions import Region
@@ -163,6 +164,10 @@ class Server:
                 if len(payload) > self._limits.notification_bytes:
                     raise LimitReached(f"a notification of {len(payload)} bytes", own=True)
                 self._owner.notified(peer, payload)
+                return Done()
+            case Wake(backend=name):
+                if (backend := self._owner.backends.get(name)) is not None:
+                    backend.wake()
                 return Done()
             case _:
                 raise PeerLost("it said what is no request", peer=peer)

@@ -8,7 +8,7 @@ import pytest
 from kvbus_testkit.transfer import TransferPeer, other_host
 from kvbus_transfer import TransferAgent, TransferLimits
 
-BACKENDS = ("shm", "tcp")
+BACKENDS = ("shm", "tcp", "nixl")
 PLACES = ("process", "namespace")
 SECRET = "of the cluster"
 LIMITS = {"peer_bytes": 8 << 20, "batch_bytes": 4 << 20, "inline_copy_bytes": 1 << 20}

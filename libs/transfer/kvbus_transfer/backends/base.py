@@ -56,6 +56,9 @@ class Backend(Protocol):
     async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
         """Owner, of two-sided backends: send the bytes to who ``payload`` says. Raise TransferError."""
 
+    def wake(self) -> None:
+        """Owner, of backends that need its help: look after transfers for a moment."""
+
     async def fetch(self, job: ReadJob) -> None:
         """Reader: all bytes are there when it returns, and the lease ran to the end. Raise TransferError.
 

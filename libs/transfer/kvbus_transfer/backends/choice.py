@@ -4,6 +4,7 @@ from typing import Protocol
 
 from kvbus_transfer.arena import Arena
 from kvbus_transfer.backends.base import Backend, BackendUnavailable
+from kvbus_transfer.backends.nixl import NixlBackend
 from kvbus_transfer.backends.shm import ShmBackend
 from kvbus_transfer.backends.tcp import TcpBackend
 from kvbus_transfer.limits import TransferLimits
@@ -13,7 +14,13 @@ BACKENDS = ("shm", "nixl", "ucx", "tcp")
 
 class Needs(Protocol):
     @property
+    def agent_id(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
     def lease_table(self) -> Arena | None: ...
+    @property
+    def table(self) -> memoryview: ...
     @property
     def limits(self) -> TransferLimits: ...
 
@@ -27,7 +34,9 @@ def make_backend(name: str, agent: Needs) -> Backend:
             if agent.lease_table is None:
                 raise BackendUnavailable("there is no /dev/shm")
             return ShmBackend(agent.lease_table, agent.limits)
-        case "nixl" | "ucx":
+        case "nixl":
+            return NixlBackend(f"{agent.agent_id}/{agent.incarnation}", agent.table, agent.limits)
+        case "ucx":
             raise BackendUnavailable("not yet")
         case _:
             raise ValueError(f"{name!r} is no backend; there are {', '.join(BACKENDS)}")

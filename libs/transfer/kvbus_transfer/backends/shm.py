@@ -105,6 +105,9 @@ class ShmBackend:
     async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
         raise BackendFailed("readers copy themselves")
 
+    def wake(self) -> None:
+        pass
+
     async def fetch(self, job: ReadJob) -> None:
         opened = await job.peer.opened(job.grant, self.name)
         table = self._mapped(job.peer.info.backends[self.name])

@@ -36,6 +36,9 @@ class TcpBackend:
     async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
         raise BackendFailed("tcp sends on the connection that asked")
 
+    def wake(self) -> None:
+        pass
+
     async def fetch(self, job: ReadJob) -> None:
         async with job.peer.connection() as stream:
             await stream.say(Fetch(grant=job.grant, indices=job.indices, deadline_s=job.deadline_s))
