@@ -1,5 +1,6 @@
 """Which processes can share memory."""
 
+from functools import cache
 from pathlib import Path
 
 _SHM = Path("/dev/shm")  # noqa: S108
@@ -10,8 +11,10 @@ def shm_folder() -> Path | None:
     return _SHM if _SHM.is_dir() else None
 
 
+@cache
 def host_identity() -> str:
-    """The same for processes of one boot of one machine that see the same shared memory; containers with their own do not."""
+    """The same for processes of one boot of one machine that see the same shared memory; containers with their own do not. It reads
+    files the first time: call it in a thread before a loop does."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

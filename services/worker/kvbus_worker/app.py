@@ -297,7 +297,7 @@ class WorkerApp:
         return RemotePrefiller(
             service.bus,
             self._engine,
-            transfer.reader,
+            transfer,
             limits,
             PullLimits(
                 request_timeout_s=settings.prefill_timeout_s,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvbus_transfer import Arena, ArenaError, Granted, LeaseEnd, Region, TransferAgent, TransferLimits, remove_stale
-from kvbus_transfer.hosts import shm_folder
+from kvbus_transfer.hosts import host_identity, shm_folder
 
 _STAGING_FILES = "kvbus-staging-*.arena"
 
@@ -26,7 +26,7 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reader(Protocol):
-    """What reads blocks that others have granted: `kvbus_transfer.TransferAgent`."""
+    """What reads blocks that others have granted: `TransferLink`."""
 
     async def read(
         self, grant: bytes, indices: Sequence[int], targets: Sequence[Any], *, deadline_s: float, layout: str
@@ -38,19 +38,12 @@ class TransferLink:
     staged at a time."""
 
     def __init__(self, agent_id: str, settings: TransferSettings, *, block_bytes: int, layout: str, log: Any) -> None:
+        self.agent_id = agent_id
         self._settings = settings
         self._block_bytes = block_bytes
         self._layout = layout
         self._log = log
-        self._agent = TransferAgent(
-            agent_id,
-            secret=settings.secret,
-            backends=settings.backends,
-            limits=TransferLimits(),
-            host=settings.host,
-            port=settings.port,
-            advertise_host=settings.advertise,
-        )
+        self._started: TransferAgent | None = None
         self._arena: Arena | None = None
         self._memory = memoryview(b"")
         self._region: Region | None = None
@@ -59,16 +52,10 @@ class TransferLink:
         self.slots = max(1, settings.staging_bytes // max(1, block_bytes))
 
     @property
-    def reader(self) -> Reader:
-        return self._agent
-
-    @property
-    def agent_id(self) -> str:
-        return self._agent.agent_id
-
-    @property
-    def layout(self) -> str:
-        return self._layout
+    def _agent(self) -> TransferAgent:
+        if self._started is None:
+            raise RuntimeError("the transfer agent was not started")
+        return self._started
 
     @property
     def leases(self) -> int:
@@ -77,7 +64,18 @@ class TransferLink:
 
     async def start(self) -> None:
         """Listen. Raise OSError when it cannot."""
-        await self._agent.start()
+        await asyncio.to_thread(host_identity)  # reads files, once
+        agent = TransferAgent(
+            self.agent_id,
+            secret=self._settings.secret,
+            backends=self._settings.backends,
+            limits=TransferLimits(),
+            host=self._settings.host,
+            port=self._settings.port,
+            advertise_host=self._settings.advertise,
+        )
+        await agent.start()
+        self._started = agent
         wanted = [*dict.fromkeys([*self._settings.backends, "tcp"])]
         self.names = tuple(name for name in wanted if name in self._agent.backends)
         for name, why in self._agent.unavailable.items():
@@ -86,7 +84,8 @@ class TransferLink:
     async def close(self) -> None:
         """Idempotent. All leases end."""
         self.names = ()
-        await self._agent.stop()
+        if self._started is not None:
+            await self._started.stop()
         self._region, self._memory = None, memoryview(b"")
         if self._arena is not None:
             self._arena.remove()
@@ -108,6 +107,12 @@ class TransferLink:
             self._arena = await asyncio.to_thread(Arena.create, path, self._block_bytes, self.slots)
             self._memory = self._arena.memory()
             self._region = self._agent.register(self._arena, layout=self._layout)
+
+    async def read(
+        self, grant: bytes, indices: Sequence[int], targets: Sequence[Any], *, deadline_s: float, layout: str
+    ) -> str:
+        """Bring blocks that another worker has granted; returns the backend. Raise TransferError."""
+        return await self._agent.read(grant, indices, targets, deadline_s=deadline_s, layout=layout)
 
     def view(self, slot: int) -> memoryview:
         return self._memory[slot * self._block_bytes : (slot + 1) * self._block_bytes]
