@@ -12,16 +12,18 @@ from kvbus_testkit.timing import scaled
 from kvbus_wire.frontend import Ended, StepFrame
 from kvbus_wire.packing import pack_tokens, unpack_tokens
 from kvbus_wire.request import Sampling, Stopping
-from kvbus_wire.worker import Accepted, Generate
+from kvbus_wire.worker import Accepted, Cancel, Done, Generate, RemotePrefill
 
 
 class Answer:
     """``cached`` prompt tokens were not computed; ``onboarded`` of them came from a lower tier."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
         self.tokens: list[int] = []
         self.cached = 0
         self.onboarded = 0
+        self.prefill_worker = ""
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
 
@@ -41,15 +43,34 @@ class Asker:
         for started in frame.started:
             answer = self._answers[started.request_id]
             answer.cached, answer.onboarded = started.cached_tokens, started.onboarded_tokens
+            answer.prefill_worker = started.prefill_worker_id
         for delta in frame.deltas:
             self._answers[delta.request_id].tokens += unpack_tokens(delta.tokens)
         for ended in frame.ended:
             self._answers[ended.request_id].ended.set_result(ended)
 
-    async def ask(self, worker_id: str, tokens: Sequence[int], max_tokens: int = 24) -> Answer:
-        """The greedy answer of exactly ``max_tokens`` tokens."""
+    async def ask(
+        self, worker_id: str, tokens: Sequence[int], max_tokens: int = 24, *, prefill: str = "", resumed: int = 0
+    ) -> Answer:
+        """The greedy answer of exactly ``max_tokens`` tokens. ``prefill``: the worker that computes the prompt."""
+        answer = await self.send(worker_id, tokens, max_tokens, prefill=prefill, resumed=resumed)
+        ended = await asyncio.wait_for(answer.ended, scaled(60))
+        assert ended.reason == "length", ended
+        return answer
+
+    async def send(
+        self,
+        worker_id: str,
+        tokens: Sequence[int],
+        max_tokens: int = 24,
+        *,
+        prefill: str = "",
+        resumed: int = 0,
+        within_s: float = 60.0,
+    ) -> Answer:
+        """The same, without waiting for its end. ``within_s``: the deadline."""
         request_id = secrets.token_hex(4)
-        answer = self._answers[request_id] = Answer()
+        answer = self._answers[request_id] = Answer(request_id)
         generate = Generate(
             request_id=request_id,
             model=self._model,
@@ -57,12 +78,16 @@ class Asker:
             tokens=pack_tokens(tokens),
             sampling=Sampling(temperature=0.0),
             stopping=Stopping(max_tokens=max_tokens, ignore_eos=True),
-            deadline_ms=int(time.time() * 1000) + 60_000,
+            deadline_ms=int((time.time() + within_s) * 1000),
+            resumed=resumed,
+            prefill=RemotePrefill(worker_id=prefill, incarnation=0, tokens=0) if prefill else None,
         )
         await self.service.bus.request(self.service.bus.subjects.generate(worker_id), generate, Accepted, timeout_s=20)
-        ended = await asyncio.wait_for(answer.ended, scaled(60))
-        assert ended.reason == "length", ended
         return answer
+
+    async def cancel(self, worker_id: str, answer: Answer) -> None:
+        subject = self.service.bus.subjects.control(worker_id)
+        await self.service.bus.request(subject, Cancel(request_id=answer.request_id, reason="test"), Done, timeout_s=20)
 
     async def drain(self, reason: str) -> None:
         pass

@@ -159,8 +159,8 @@ class TransferAgent:
         for backend in self.backends.values():
             await backend.stop()
         if self._table is not None:
-            self._table.remove()
-            self._table = None
+            table, self._table = self._table, None
+            await asyncio.to_thread(table.remove)
 
     async def __aenter__(self) -> "TransferAgent":
         await self.start()

@@ -150,6 +150,7 @@ class WorkerApp:
         if self._transfer is not None and self._prefills is not None:
             await self._transfer.start()
             self._prefills.role = self._role
+            self._transfer.on_lease_end = self._prefills.on_lease_end
             self._metrics.transfer_leases.set_function(self._leases)
             await service.bus.serve(
                 subjects.transfer(service.instance_id),

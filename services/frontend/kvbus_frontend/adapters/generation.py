@@ -33,7 +33,10 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
+    """``prefill_worker_id``: who computed the prompt (empty: the worker itself)."""
+
     cached_tokens: int
+    prefill_worker_id: str = ""
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -156,7 +159,7 @@ class Generator:
             if state.begun:
                 return None
             state.begun = True
-            return Begun(min(item.cached_tokens, state.job.prompt.count))
+            return Begun(min(item.cached_tokens, state.job.prompt.count), item.prefill_worker_id)
         first = not state.output
         new, known = state.accept(item)
         if new and first:
@@ -200,20 +203,26 @@ class Generator:
         raise AssertionError("the last attempt returns or raises")
 
     async def _dispatch(self, state: Progression, prompt: Prompt, placement: Placement) -> None:
-        accepted = await self._send(state, prompt, placement.worker_id, known_blocks(placement, prompt))
+        accepted = await self._send(state, prompt, placement, known_blocks(placement, prompt))
         if isinstance(accepted, NeedTokens):
             self._resent.inc()
-            accepted = await self._send(state, prompt, placement.worker_id, 0)
+            accepted = await self._send(state, prompt, placement, 0)
         if isinstance(accepted, NeedTokens):
             raise _Lost(placement.worker_id, _unavailable("the worker asks for tokens that it has got"))
         if accepted.incarnation != placement.incarnation:
             raise _Lost(placement.worker_id, _unavailable("the worker has restarted"))
 
     async def _send(
-        self, state: Progression, prompt: Prompt, worker_id: str, prefix_blocks: int
+        self, state: Progression, prompt: Prompt, placement: Placement, prefix_blocks: int
     ) -> Accepted | NeedTokens:
+        worker_id = placement.worker_id
         message: Generate = generate_message(
-            state.job, prompt, self._frontend_id, resumed=len(state.output), prefix_blocks=prefix_blocks
+            state.job,
+            prompt,
+            self._frontend_id,
+            resumed=len(state.output),
+            prefix_blocks=prefix_blocks,
+            prefill=placement.prefill,
         )
         message = msgspec.structs.replace(message, request_id=state.request_id)
         subject = self._bus.subjects.generate(worker_id)

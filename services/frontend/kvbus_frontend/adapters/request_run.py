@@ -32,7 +32,7 @@ class Choice(msgspec.Struct):
     """One choice. ``leader``: the choice with the same prompt that is placed first; the others go to its worker.
 
     ``stop_token_ids``: those that the request named, and that the response names when one ended the choice. ``listener``: hears
-    what it says, before the client does.
+    what it says, before the client does. ``prefill_worker_id``: who computed the prompt, where that was another worker.
     """
 
     job: Job
@@ -42,6 +42,7 @@ class Choice(msgspec.Struct):
     listener: Listener | None = None
     cached_tokens: int = 0
     worker_id: str = ""
+    prefill_worker_id: str = ""
     explanation: RouteExplanation | None = None
 
 
@@ -172,8 +173,9 @@ class RequestRun:
                 choice.worker_id, choice.explanation = worker_id, explanation
                 if choice.leader == index:
                     self._placed[index].set()
-            case Begun(cached_tokens):
+            case Begun(cached_tokens, prefill_worker_id):
                 choice.cached_tokens = cached_tokens
+                choice.prefill_worker_id = prefill_worker_id
                 self.begun = True
             case Tokens(ids, logprobs):
                 if not self._has_token:

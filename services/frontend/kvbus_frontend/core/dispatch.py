@@ -7,7 +7,7 @@ from kvbus_wire.guidance import Guidance
 from kvbus_wire.packing import TOKEN_BYTES
 from kvbus_wire.request import AgentHints, MockOutput, Retention, Sampling, SessionRef, Stopping
 from kvbus_wire.router import Placement, RouteRequest
-from kvbus_wire.worker import Generate
+from kvbus_wire.worker import Generate, RemotePrefill
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +58,17 @@ def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteR
     )
 
 
-def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int, prefix_blocks: int) -> Generate:
-    """``prefix_blocks``: so many leading blocks are named by their key only. The last prompt token always travels as a token."""
+def generate_message(
+    job: Job,
+    prompt: Prompt,
+    frontend_id: str,
+    *,
+    resumed: int,
+    prefix_blocks: int,
+    prefill: RemotePrefill | None = None,
+) -> Generate:
+    """``prefix_blocks``: so many leading blocks are named by their key only. The last prompt token always travels as a token.
+    ``prefill``: who computes the prompt for the worker."""
     blocks = max(0, min(prefix_blocks, (prompt.count - 1) // prompt.block_size, prompt.blocks))
     prefix_tokens = blocks * prompt.block_size
     return Generate(
@@ -80,6 +89,7 @@ def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int
         mock=job.mock,
         guidance=job.guidance,
         speculative=job.speculative,
+        prefill=prefill,
     )
 
 

@@ -22,11 +22,13 @@ from kvbus_wire.router import RouteExplanation, WorkerTerms
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A choice as it is now: the worker that it runs on, what it has said, and why it went there, where that was asked for."""
+    """A choice as it is now: the worker that it runs on, what it has said, and why it went there, where that was asked for.
+    ``prefill_worker_id``: who computed its prompt (empty: that worker)."""
 
     worker_id: str
     stream: ChoiceStream
     explanation: RouteExplanation | None = None
+    prefill_worker_id: str = ""
 
 
 class NvExtReport:
@@ -74,9 +76,10 @@ class NvExtReport:
             return None
         served = self._served()
         worker_id = served[0].worker_id if served else ""
+        prefilled_by = (served[0].prefill_worker_id if served else "") or worker_id
         explanation = served[0].explanation if served else None
         return NvExtAnswer(
-            worker_id=ServedBy(worker_id, worker_id) if "worker_id" in self._fields else None,
+            worker_id=ServedBy(prefilled_by, worker_id) if "worker_id" in self._fields else None,
             timing=self._timing(usage) if "timing" in self._fields else None,
             completion_token_ids=list(served[0].stream.token_ids) if "completion_token_ids" in self._fields else None,
             routing=routing_of(explanation) if explanation is not None else None,

@@ -26,5 +26,7 @@ def report_for(
         first_token_s=lambda: ticket.first_token_s,
         prompt_ids=lambda: prompt.token_ids,
         prompt_text=lambda: model.text.tokenizer.decode(prompt.token_ids, keep_special=True),
-        served=lambda: [Served(choice.worker_id, choice.stream, choice.explanation) for choice in choices],
+        served=lambda: [
+            Served(choice.worker_id, choice.stream, choice.explanation, choice.prefill_worker_id) for choice in choices
+        ],
     )

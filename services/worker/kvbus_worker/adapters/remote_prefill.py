@@ -6,6 +6,7 @@ Whatever fails here costs a recompute and a metric, never a request: what has co
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -272,6 +273,7 @@ class RemotePrefiller:
             )
         except (TransferError, ValueError) as error:
             raise _GivenUp(getattr(error, "code", "bad_grant"), str(error)) from error
+        self._later(self._finish(ready.grant), "remote prefill chunk read")
         if ready.checksums and not await asyncio.to_thread(_hold, buffers, ready.checksums):
             raise _GivenUp("corrupt", "the checksum of a block does not hold")
         first, end = pull.at, pull.at + ready.count
@@ -308,6 +310,10 @@ class RemotePrefiller:
             return await self._bus.request(subject, request, reply, timeout_s=timeout_s, in_parts=parts)
         except RequestFailed as failure:
             raise _GivenUp(str(failure.code), failure.reply.message) from failure
+
+    async def _finish(self, grant: bytes) -> None:
+        with suppress(TransferError):  # the next question, or the end, says the same
+            await self._reader.finish(grant)
 
     async def _end(self, pull: _Pull, outcome: str) -> None:
         if pull.handover and outcome == "done" and isinstance(self._engine, HandsOver) and self._engine.handover_early:

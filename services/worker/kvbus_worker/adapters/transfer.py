@@ -3,12 +3,12 @@
 import asyncio
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from kvbus_transfer import Arena, ArenaError, Granted, LeaseEnd, Region, TransferAgent, TransferLimits, remove_stale
+from kvbus_transfer import Arena, Granted, Region, TransferAgent, TransferLimits, remove_stale
 from kvbus_transfer.hosts import host_identity, shm_folder
 
 _STAGING_FILES = "kvbus-staging-*.arena"
@@ -32,10 +32,12 @@ class Reader(Protocol):
         self, grant: bytes, indices: Sequence[int], targets: Sequence[Any], *, deadline_s: float, layout: str
     ) -> str: ...
 
+    async def finish(self, grant: bytes) -> None: ...
+
 
 class TransferLink:
     """``names``: the ways that this worker has; empty before `start`, and where transfers are off. ``slots``: blocks that can be
-    staged at a time."""
+    staged at a time. ``on_lease_end`` is told of each lease that this worker has granted."""
 
     def __init__(self, agent_id: str, settings: TransferSettings, *, block_bytes: int, layout: str, log: Any) -> None:
         self.agent_id = agent_id
@@ -49,6 +51,7 @@ class TransferLink:
         self._region: Region | None = None
         self._making = asyncio.Lock()
         self.names: tuple[str, ...] = ()
+        self.on_lease_end: Callable[[int], None] = lambda _lease_id: None
         self.slots = max(1, settings.staging_bytes // max(1, block_bytes))
 
     @property
@@ -73,6 +76,7 @@ class TransferLink:
             host=self._settings.host,
             port=self._settings.port,
             advertise_host=self._settings.advertise,
+            on_lease_end=lambda lease_id, _how: self.on_lease_end(lease_id),
         )
         await agent.start()
         self._started = agent
@@ -88,8 +92,8 @@ class TransferLink:
             await self._started.stop()
         self._region, self._memory = None, memoryview(b"")
         if self._arena is not None:
-            self._arena.remove()
-            self._arena = None
+            arena, self._arena = self._arena, None
+            await asyncio.to_thread(arena.remove)
 
     async def prepare(self) -> None:
         """The staging memory exists from now on; it is made when it is first needed, since most workers never do. Raise
@@ -97,22 +101,21 @@ class TransferLink:
         async with self._making:
             if self._region is not None:
                 return
-            folder = shm_folder()
-            if folder is None:
-                self._memory = memoryview(bytearray(self._block_bytes * self.slots))
-                self._region = self._agent.register(self._memory, layout=self._layout)
-                return
-            remove_stale(folder, _STAGING_FILES)
-            path = folder / f"kvbus-staging-{os.getpid()}-{secrets.token_hex(4)}.arena"
-            self._arena = await asyncio.to_thread(Arena.create, path, self._block_bytes, self.slots)
-            self._memory = self._arena.memory()
-            self._region = self._agent.register(self._arena, layout=self._layout)
+            self._arena = await asyncio.to_thread(_make_arena, self._block_bytes, self.slots)
+            self._memory = (
+                self._arena.memory() if self._arena else memoryview(bytearray(self._block_bytes * self.slots))
+            )
+            self._region = self._agent.register(self._arena or self._memory, layout=self._layout)
 
     async def read(
         self, grant: bytes, indices: Sequence[int], targets: Sequence[Any], *, deadline_s: float, layout: str
     ) -> str:
         """Bring blocks that another worker has granted; returns the backend. Raise TransferError."""
         return await self._agent.read(grant, indices, targets, deadline_s=deadline_s, layout=layout)
+
+    async def finish(self, grant: bytes) -> None:
+        """All of it was read: its owner may use the memory again. Raise TransferError."""
+        await self._agent.finish(grant)
 
     def view(self, slot: int) -> memoryview:
         return self._memory[slot * self._block_bytes : (slot + 1) * self._block_bytes]
@@ -129,4 +132,10 @@ class TransferLink:
         self._agent.release(lease_id)
 
 
-__all__ = ["ArenaError", "LeaseEnd", "Reader", "TransferLink", "TransferSettings"]
+def _make_arena(block_bytes: int, slots: int) -> Arena | None:
+    """None where there is no memory file system. Raise ArenaError."""
+    folder = shm_folder()
+    if folder is None:
+        return None
+    remove_stale(folder, _STAGING_FILES)
+    return Arena.create(folder / f"kvbus-staging-{os.getpid()}-{secrets.token_hex(4)}.arena", block_bytes, slots)

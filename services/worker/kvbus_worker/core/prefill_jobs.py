@@ -78,7 +78,7 @@ class PrefillJobs:
 
     def __init__(self, *, limit: int, slots: int) -> None:
         self._limit = limit
-        self._slots = slots
+        self.slots = slots
         self._jobs: dict[str, PrefillJob] = {}
         self._engine_ids: dict[str, PrefillJob] = {}
         self._free = list(range(slots - 1, -1, -1))
@@ -92,7 +92,7 @@ class PrefillJobs:
     @property
     def staged(self) -> int:
         """Slots that are taken. Zero when nothing is under way, or something leaks."""
-        return self._slots - len(self._free)
+        return self.slots - len(self._free)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class PrefillJobs:
         held = [slot for job in self._jobs.values() for chunk in job.chunks for slot in chunk.slots]
         if len(set(held)) != len(held) or set(held) & set(self._free) or len(set(self._free)) != len(self._free):
             raise AssertionError("a slot is taken twice")
-        if len(held) + len(self._free) > self._slots:
+        if len(held) + len(self._free) > self.slots:
             raise AssertionError("more slots than there are")
         if {job.engine_id: job for job in self._jobs.values()} != self._engine_ids:
             raise AssertionError("a job is lost")

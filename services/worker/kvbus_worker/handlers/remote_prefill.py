@@ -87,6 +87,7 @@ class RemotePrefillHandler:
         self._metrics = metrics
         self._log = log
         self._news: dict[str, asyncio.Event] = {}
+        self._staged: dict[int, tuple[PrefillJob, StagedChunk]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -126,6 +127,15 @@ class RemotePrefillHandler:
                 job.over = True
                 job.failure = ended.error if ended.reason in ("stop", "length") else ended.error or _cancelled()
                 self._tell(job)
+
+    def on_lease_end(self, lease_id: int) -> None:
+        """The reader has finished with a chunk, or its time is over."""
+        found = self._staged.pop(lease_id, None)
+        if found is not None:
+            job, chunk = found
+            job.chunks = [each for each in job.chunks if each is not chunk]
+            self._give_back(chunk.slots)
+            self._note()
 
     async def wait_idle(self) -> None:
         """Return when nobody waits for blocks of this worker."""
@@ -289,7 +299,9 @@ class RemotePrefillHandler:
         return job
 
     def _slots_for(self, job: PrefillJob, message: NextBlocks) -> tuple[int, ...]:
-        most = min(job.ready - message.first, message.most, self._limits.chunk_blocks)
+        # Half of the memory at most: so one chunk is read while the next one is staged.
+        fair = max(1, self.jobs.slots // 2)
+        most = min(job.ready - message.first, message.most, self._limits.chunk_blocks, fair)
         return self.jobs.take_slots(most) if most > 0 and not self._engine.info.handover else ()
 
     async def _wait(self, job: PrefillJob, until: float) -> bool:
@@ -333,7 +345,9 @@ class RemotePrefillHandler:
                 done=first + count == job.end_block,
                 handover=job.handover,
             )
-            job.chunks.append(StagedChunk(first, count, granted.lease_id, slots[:count], answer))
+            chunk = StagedChunk(first, count, granted.lease_id, slots[:count], answer)
+            job.chunks.append(chunk)
+            self._staged[chunk.lease_id] = job, chunk
             staged = True
             self._give_back(slots[count:])
             self._metrics.transfer_blocks.labels("out").inc(count)
@@ -372,9 +386,8 @@ class RemotePrefillHandler:
         self._changed()
 
     def _free(self, chunk: StagedChunk) -> None:
-        # In this order: nothing that is read once the lease has ended counts, so the slots may be written to after it.
+        """`on_lease_end` gives its slots back: nothing that is read once the lease has ended counts."""
         self._staging.release(chunk.lease_id)
-        self._give_back(chunk.slots)
 
     def _give_back(self, slots: tuple[int, ...]) -> None:
         if slots:
