@@ -67,7 +67,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def workers_for(nats_server: NatsServer, namespace: str, model: str, **fields: Any) -> AsyncIterator[Pair]:
+async def workers_for(nats_server: NatsServer, namespace: str, name: str, **fields: Any) -> AsyncIterator[Pair]:
     common: dict[str, Any] = {
         "nats": nats_server.url,
         "namespace": namespace,
@@ -79,12 +79,12 @@ async def workers_for(nats_server: NatsServer, namespace: str, model: str, **fie
         **common,
         "host_id": "h",
         "kvbm": False,
-        "served_model_name": model,
+        "served_model_name": name,
         "staging_bytes": 1 << 20,
         **fields,
     }
     async with AsyncExitStack() as stack:
-        asker = await stack.enter_async_context(asking(CommonSettings(**common), model))
+        asker = await stack.enter_async_context(asking(CommonSettings(**common), name))
         yield Pair(asker, defaults, stack)
 
 

@@ -54,13 +54,24 @@ class Brought(msgspec.Struct, frozen=True):
     handover: bytes = b""
 
 
+class Bringing(msgspec.Struct, eq=False):
+    """What `RemotePrefiller.begin` has decided: to wait for blocks that come for others, and with ``prefill`` to have the rest
+    computed there. ``promised``: keys that others may wait for because of it."""
+
+    number: int
+    message: Generate
+    admitted: Admitted
+    prefill: RemotePrefill | None
+    promised: tuple[bytes, ...]
+
+
 class _Pull(msgspec.Struct, eq=False):
-    """``at``: the next block to ask for; ``left``: keys that others may wait for still."""
+    """``at``: the next block to ask for."""
 
     prefill_id: str
     worker_id: str
+    number: int
     at: int
-    left: list[bytes]
     imported: int = 0
     cached_there: int = 0
     handover: bytes = b""
@@ -106,32 +117,62 @@ class RemotePrefiller:
         self.rates = OnboardRates()
         self.handover_s = 0.0
 
-    def can_bring(self, message: Generate, admitted: Admitted) -> bool:
-        """Whether blocks of it come, for this request or for another one, or should."""
-        have = self._engine.cached_blocks(admitted.keys)
-        if self._coming.last_shared(admitted.keys, have) is not None:
-            return True
+    def begin(self, message: Generate, admitted: Admitted) -> Bringing | None:
+        """Whether blocks of it come, for another request, or should for this one; None: it is computed here. Call `bring` next, and
+        `close` in any case. From now on other requests wait for what it brings."""
+        keys = admitted.keys
+        have, number = self._engine.cached_blocks(keys), self._coming.number()
+        shared = self._coming.shared(keys, have, number)
+        prefill = message.prefill if self._may_ask(message, len(keys) - shared) else None
+        if prefill is None and shared == have:
+            return None
+        if shared > have:
+            self._metrics.pull_waits.inc()
+        promised = tuple(keys[shared:]) if prefill is not None else ()
+        self._coming.begin(number, promised)
+        return Bringing(number, message, admitted, prefill, promised)
+
+    def close(self, bringing: Bringing) -> None:
+        """Idempotent."""
+        self._coming.end(bringing.number, bringing.promised)
+
+    def _may_ask(self, message: Generate, blocks: int) -> bool:
         if message.prefill is None or message.prefill.worker_id == self._instance_id:
             return False
-        if len(admitted.keys) - have < self._limits.min_blocks:
+        if blocks < self._limits.min_blocks:
             return False
         if self._open >= self._limits.parallel:
             self._metrics.pulls.labels("skipped").inc()
             return False
         return True
 
-    async def bring(self, message: Generate, admitted: Admitted) -> Brought:
+    async def bring(self, bringing: Bringing) -> Brought:
         """Never raises but for cancellation: what does not come is computed here."""
-        await self._wait_for_others(admitted)
-        prefill = message.prefill
+        try:
+            await self._wait_for_others(bringing)
+            return await self._bring(bringing)
+        finally:
+            self.close(bringing)
+
+    async def _wait_for_others(self, bringing: Bringing) -> None:
+        """Until no earlier pull brings the next block. Each round waits for one key, until that one has come or does not: it cannot
+        go on for longer than the pulls do."""
+        keys = bringing.admitted.keys
+        while True:
+            have = self._engine.cached_blocks(keys)
+            shared = self._coming.shared(keys, have, bringing.number)
+            if shared == have:
+                return
+            await self._coming.signal(keys[shared - 1]).wait()
+
+    async def _bring(self, bringing: Bringing) -> Brought:
+        message, admitted, prefill = bringing.message, bringing.admitted, bringing.prefill
         have = self._engine.cached_blocks(admitted.keys)
         if prefill is None or len(admitted.keys) - have < self._limits.min_blocks:
             return Brought()
-        pull = _Pull(
-            f"{message.request_id}.{secrets.token_hex(8)}", prefill.worker_id, have, list(admitted.keys[have:])
-        )
+        prefill_id = f"{message.request_id}.{secrets.token_hex(8)}"
+        pull = _Pull(prefill_id, prefill.worker_id, bringing.number, have)
         outcome = "cancelled"
-        self._coming.begin(pull.left)
         self._open += 1
         self._metrics.pulls_open.set(self._open)
         try:
@@ -148,7 +189,6 @@ class RemotePrefiller:
                 blocks=pull.imported,
             )
         finally:
-            self._coming.end(pull.left)
             self._open -= 1
             self._metrics.pulls_open.set(self._open)
             self._metrics.pulls.labels(outcome).inc()
@@ -156,20 +196,6 @@ class RemotePrefiller:
         tokens = pull.imported * self._model.block_size
         cached = max(0, min(pull.cached_there, have + pull.imported) - have) * self._model.block_size
         return Brought(tokens, tokens - cached, pull.worker_id if tokens or pull.handover else "", pull.handover)
-
-    async def _wait_for_others(self, admitted: Admitted) -> None:
-        """Until no other pull brings the next block. Each round waits for one key, until that one has come or does not: it cannot
-        go on for longer than the pulls do."""
-        waited = False
-        while True:
-            have = self._engine.cached_blocks(admitted.keys)
-            signal = self._coming.last_shared(admitted.keys, have)
-            if signal is None:
-                return
-            if not waited:
-                self._metrics.pull_waits.inc()
-                waited = True
-            await signal.wait()
 
     async def _pull(self, pull: _Pull, prefill: RemotePrefill, message: Generate, admitted: Admitted) -> None:
         started = await self._start(pull, prefill, message, admitted)
@@ -287,8 +313,7 @@ class RemotePrefiller:
         took_s = loop.time() - began
         pull.at += imported
         pull.imported += imported
-        came, pull.left = pull.left[:imported], pull.left[imported:]
-        self._coming.end(came)
+        self._coming.end(pull.number, admitted.keys[first : first + imported])
         self._metrics.transfer_blocks.labels("in").inc(imported)
         self._metrics.transfer_bytes.labels(backend).inc(ready.count * self._block_bytes)
         self._metrics.transfer_seconds.inc(took_s)

@@ -1,5 +1,8 @@
 """Blocks that come from other workers right now, so that requests with the same prompt wait for them instead of fetching, or
-computing, them once more. Pure but for the events that others wait on, which whoever owns this makes."""
+computing, them once more. Pure but for the events that others wait on, which whoever owns this makes.
+
+Pulls are numbered as they begin, and one waits only for blocks of those that began before it: so none can wait in a circle.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -14,44 +17,47 @@ class Signal(Protocol):
 
 
 class Coming:
-    """By key, how many pulls bring it. ``make``: a new event; one per key that somebody waits for, set when the block has come or
-    nobody brings it any more."""
+    """``make``: a new event; one per key that somebody waits for, set when the block has come or a pull brings it no more."""
 
     def __init__(self, make: Callable[[], Signal]) -> None:
         self._make = make
-        self._pulls: dict[bytes, int] = {}
+        self._pulls: dict[bytes, set[int]] = {}
         self._signals: dict[bytes, Signal] = {}
+        self._last = 0
 
     def __len__(self) -> int:
         return len(self._pulls)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._pulls
+    def number(self) -> int:
+        """Of a pull that begins."""
+        self._last += 1
+        return self._last
 
-    def begin(self, keys: Iterable[bytes]) -> None:
+    def begin(self, pull: int, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self._pulls[key] = self._pulls.get(key, 0) + 1
+            self._pulls.setdefault(key, set()).add(pull)
 
-    def end(self, keys: Iterable[bytes]) -> None:
-        """They have come, or do not. Each key of `begin` once."""
+    def end(self, pull: int, keys: Iterable[bytes]) -> None:
+        """They have come, or do not. Idempotent."""
         for key in keys:
-            left = self._pulls.get(key, 0) - 1
-            if left > 0:
-                self._pulls[key] = left
+            pulls = self._pulls.get(key)
+            if pulls is None or pull not in pulls:
                 continue
-            self._pulls.pop(key, None)
+            pulls.discard(pull)
+            if not pulls:
+                del self._pulls[key]
             if (signal := self._signals.pop(key, None)) is not None:
                 signal.set()
 
-    def last_shared(self, keys: Sequence[bytes], have: int) -> Signal | None:
-        """An event for the last one of the blocks behind the first ``have`` that somebody brings; None when nobody brings the next
-        one."""
+    def shared(self, keys: Sequence[bytes], have: int, pull: int) -> int:
+        """Behind which block the run ends that begins behind the first ``have`` and that pulls before this one bring."""
         last = have
-        while last < len(keys) and keys[last] in self._pulls:
+        while last < len(keys) and min(self._pulls.get(keys[last], ()), default=pull) < pull:
             last += 1
-        if last == have:
-            return None
-        key = keys[last - 1]
+        return last
+
+    def signal(self, key: bytes) -> Signal:
+        """For a key that comes."""
         if key not in self._signals:
             self._signals[key] = self._make()
         return self._signals[key]

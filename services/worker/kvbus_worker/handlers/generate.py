@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from kvbus_wire.message import Message
 from kvbus_wire.worker import Accepted, Generate, NeedTokens, Prefetch
 from kvbus_worker.adapters.kvbm import Kvbm
 from kvbus_worker.adapters.metrics import WorkerMetrics
-from kvbus_worker.adapters.remote_prefill import RemotePrefiller
+from kvbus_worker.adapters.remote_prefill import Bringing, RemotePrefiller
 from kvbus_worker.core.admission import Admitted, ModelLimits, PrefixGone, admit
 from kvbus_worker.core.requests import OpenRequest
 from kvbus_worker.core.retention import pinned_positions
@@ -90,12 +91,12 @@ class GenerateHandler:
         if admitted.request.directives:
             self._retain(request, admitted)
         kvbm = self._kvbm if self._kvbm is not None and self._kvbm.can_onboard(admitted.keys) else None
-        remote = self._remote if self._remote is not None and self._remote.can_bring(message, admitted) else None
-        if kvbm is not None or remote is not None:
-            work = self._bring_and_submit(kvbm, remote, request, message, admitted)
+        bringing = self._remote.begin(message, admitted) if self._remote is not None else None
+        if kvbm is not None or bringing is not None:
+            work = self._bring_and_submit(kvbm, bringing, request, admitted)
             task = self._spawn(work, name=f"onboard {request.request_id}")
-            if remote is not None:
-                request.abandon = task.cancel
+            if bringing is not None:
+                request.abandon = partial(self._abandon, bringing, task)
         else:
             try:
                 self._runner.submit(request, admitted.request)
@@ -114,18 +115,23 @@ class GenerateHandler:
     async def _retain_below(self, kvbm: Kvbm, request: OpenRequest, admitted: Admitted) -> None:
         request.unpinned_below = await kvbm.retain(admitted.keys, admitted.request.directives)
 
+    def _abandon(self, bringing: Bringing, task: asyncio.Task[Any]) -> None:
+        """The request has ended before it was submitted. A task that has not begun would not close what it never saw."""
+        task.cancel()
+        if self._remote is not None:
+            self._remote.close(bringing)
+
     async def _bring_and_submit(
         self,
         kvbm: Kvbm | None,
-        remote: RemotePrefiller | None,
+        bringing: Bringing | None,
         request: OpenRequest,
-        message: Generate,
         admitted: Admitted,
     ) -> None:
         onboarded = await kvbm.onboard(admitted.keys, admitted.packed) if kvbm is not None else 0
         engine_request = admitted.request
-        if remote is not None:
-            brought = await remote.bring(message, admitted)
+        if bringing is not None and self._remote is not None:
+            brought = await self._remote.bring(bringing)
             request.abandon = None
             request.prefill_worker_id, request.computed_elsewhere = brought.worker_id, brought.computed
             onboarded += brought.tokens - brought.computed
