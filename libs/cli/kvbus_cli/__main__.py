@@ -39,6 +39,8 @@ VERBS = {
     "router limits": Verb(
         "kvbus_cli.router.limits", "limits of workers at the routers, and changing them while they run"
     ),
+    "worker roles": Verb("kvbus_cli.worker.roles", "which workers compute prompts for others"),
+    "worker set-role": Verb("kvbus_cli.worker.set_role", "another mix of prefill and decode workers while they run"),
     "index query": Verb("kvbus_cli.index.query", "who holds how much of a prompt, per tier"),
     "index top": Verb("kvbus_cli.index.top", "the prefixes that are read most, sharing, and reads per write"),
     "index digest": Verb("kvbus_cli.index.digest", "whether the indexers know the same"),

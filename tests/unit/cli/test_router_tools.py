@@ -35,6 +35,8 @@ def shown(*parts: object) -> str:
 def test_an_explanation_shows_each_workers_terms_and_verdict() -> None:
     text = shown(*explanation_lines(EXPLANATION), explanation_table(EXPLANATION))
     assert "class batch, tenant acme" in text
+    assert "prefilled by worker-5: 48 tokens ready after 0.1250" in text
+    assert "prefill by worker-6: draining" in text
     assert "r1 went to worker-1" in text
     assert "first token after 0.1250, predicted 0.2500" in text
     row = next(line for line in text.splitlines() if line.startswith("worker-1"))

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbus_cli.tables import right_aligned
-from kvbus_wire.router import RouteExplanation, RouterLimits, WorkerLimits, WorkerTerms
+from kvbus_wire.router import PrefillTerms, RouteExplanation, RouterLimits, WorkerLimits, WorkerTerms
 
 _TERMS = (
     *("cost", "TTFT", "wait", "onboard", "prefill", "work", "decode", "affinity", "taints"),
@@ -36,8 +36,19 @@ def explanation_lines(told: RouteExplanation) -> Iterator[Text]:
         predicted = next((terms.ttft_s for terms in told.workers if terms.worker_id == told.worker_id), None)
         against = f", predicted {seconds(predicted)}" if predicted is not None else ""
         facts.append(f"first token after {seconds(told.ttft_s)}{against}")
+    facts += [_prefill_fact(terms, told.prefill_worker_id) for terms in told.prefill]
     for fact in facts:
         yield Text(fact)
+
+
+def _prefill_fact(terms: PrefillTerms, chosen: str) -> str:
+    if terms.verdict:
+        return f"prefill by {terms.worker_id}: {terms.verdict.replace('_', ' ')}"
+    who = "prefilled" if terms.worker_id == chosen else "not prefilled"
+    return (
+        f"{who} by {terms.worker_id}: {terms.tokens} tokens ready after {seconds(terms.ready_s)}, here {seconds(terms.local_s)}"
+        f" (cost {seconds(terms.cost_s)}, here {seconds(terms.local_cost_s)})"
+    )
 
 
 def explanation_table(told: RouteExplanation) -> Table:
