@@ -46,6 +46,9 @@ check: dev-env
 test: check
 	$(BIN)/pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
+chaos: dev-env
+	KVBUS_CHAOS_REQUESTS=200 $(BIN)/pytest -s tests/fault/disaggregation/test_chaos.py $(PYTEST_ARGS)
+
 fmt: dev-env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

@@ -32,7 +32,8 @@ class Answer(msgspec.Struct):
 
 
 class System:
-    """An async context manager. Workers are named ``worker-0``, ``worker-1``, ..; ``flags`` maps a service to more arguments."""
+    """An async context manager. Workers are named ``worker-0``, ``worker-1``, ..; ``flags`` maps a service, or one of its
+    instances, to more arguments. ``nats_of``: an instance that reaches the bus in another way than by its URL."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class System:
     ) -> None:
         self._flags = {**(flags or {}), "worker": worker_flags}
         self._worker_count = workers
+        self.nats_of: dict[str, str] = {}
         self._namespace = namespace
         self._stack = ExitStack()
         self._nats: NatsServer | None = None
@@ -84,6 +86,7 @@ class System:
 
     async def _start(self) -> None:
         self._nats = self._stack.enter_context(NatsServer())
+        await self.prepare()
         for service in ("indexer", "kvbm", "router", "frontend"):
             self.start(service)
         for number in range(self._worker_count):
@@ -92,6 +95,9 @@ class System:
         self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(total=scaled(120)))
         await self.until_ready()
         self.model = (await self.get("/v1/models"))["data"][0]["id"]
+
+    async def prepare(self) -> None:
+        """The bus is there, and nothing else."""
 
     async def _stop(self) -> None:
         if self._http is not None:
@@ -110,10 +116,11 @@ class System:
         service = name.partition("-")[0]
         own = ("--http-port", "0") if service == "frontend" else ()
         arguments = (
-            *("--nats", self.nats.url, "--namespace", self._namespace, "--instance-id", name),
+            *("--nats", self.nats_of.get(name, self.nats.url), "--namespace", self._namespace, "--instance-id", name),
             *("--drain-timeout-s", "5"),
             *own,
             *self._flags.get(service, ()),
+            *(self._flags.get(name, ()) if name != service else ()),
         )
         process = self._stack.enter_context(ServiceProcess(f"kvbus_{service}", arguments))
         self.processes[name] = process
