@@ -1,6 +1,7 @@
 # make up      start the whole system (ARGS="--http-port 9000 --engine mock": arguments of `kvbus up`)
 # make test    make check, then all tests, JOBS=3 at a time, 0: in one process (PYTEST_ARGS="-k router")
 # make check   formatting, lint, types, import rules
+# make chaos   200 disaggregated requests while workers are killed and links are cut (KVBUS_CHAOS_SEED=7: which points)
 # make fmt     format, and fix what can be fixed
 # make agents   real coding agents against the whole system (CLIENTS="claude-code codex"; needs npm)
 # make bench   how long services take to start and what they cost when idle
@@ -21,7 +22,7 @@ export VENV PYTHON TORCH
 
 BIN = $(abspath $(VENV))/bin
 
-.PHONY: help up test check fmt agents bench bench-frontend bench-index bench-router bench-prefix-stability clean run-env dev-env
+.PHONY: help up test check chaos fmt agents bench bench-frontend bench-index bench-router bench-prefix-stability clean run-env dev-env
 
 help:
 	@sed -n 's/^# //p' Makefile
