@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from kvbus_transfer.backends.base import Backend, ReadJob
 from kvbus_transfer.counters import TransferCounters
+from kvbus_transfer.devices import DIRECT, flat, is_device_memory, to_device, to_host
 from kvbus_transfer.errors import (
     BackendFailed,
     ChecksumMismatch,
@@ -18,7 +21,7 @@ from kvbus_transfer.errors import (
     TransferError,
     TransferTimeout,
 )
-from kvbus_transfer.grants import AgentInfo, GrantBody, body_of, pick
+from kvbus_transfer.grants import AgentInfo, body_of, pick
 from kvbus_transfer.hosts import host_identity
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.messages import Finish, Notify, Open, Store, Summed, Sums
@@ -83,11 +86,11 @@ class Reader:
             raise GrantRefused(Refusal.WRONG_LAYOUT, f"{body.layout!r}, not {layout!r}", peer=body.owner.agent_id)
         numbers = list(indices)
         segments = pick(body, numbers)
-        views = [memoryview(target).cast("B") for target in targets]
+        views = [flat(target) if is_device_memory(target) else memoryview(target).cast("B") for target in targets]
         if len(views) != len(segments):
             raise ValueError(f"{len(views)} targets for {len(segments)} segments")
         for view, (_, length) in zip(views, segments, strict=True):
-            if view.nbytes != length or view.readonly:
+            if view.nbytes != length or getattr(view, "readonly", False):
                 raise ValueError(f"a target of {view.nbytes} bytes for a segment of {length}, or one that is read-only")
         try:
             async with self._peer(body.owner) as peer, self._deadline(deadline_s, peer) as left:
@@ -95,7 +98,8 @@ class Reader:
                 for part in self._batches(segments):
                     size = sum(length for _, length in segments[part])
                     async with peer.budget.room(size):
-                        job = ReadJob(peer, grant, body, numbers[part], segments[part], views[part], left())
+                        same_host = peer.info.host_id == self._host_id
+                        job = ReadJob(peer, grant, body, numbers[part], segments[part], views[part], left(), same_host)
                         used = await self._read(job, backend)
                         if checksum:
                             await self._compare(job)
@@ -174,9 +178,9 @@ class Reader:
     async def _read(self, job: ReadJob, only: str | None) -> str:
         """With the first backend that can; one that fails rests for a while."""
         failure: TransferError | None = None
-        for name in self._usable(job.peer, job.body, only):
+        for name in self._usable(job, only):
             try:
-                await self.backends[name].fetch(job)
+                await self._fetch(name, job)
             except (BackendFailed, PeerLost) as error:
                 await self._ask_why(job, error)
                 failure = error
@@ -196,14 +200,26 @@ class Reader:
         except (PeerUnreachable, PeerLost) as gone:
             raise PeerLost(f"{error.detail}; {gone.detail}", peer=job.peer.info.agent_id) from error
 
-    def _usable(self, peer: Peer, body: GrantBody, only: str | None) -> list[str]:
-        now, found = self._clock(), []
-        same_host = peer.info.host_id == self._host_id
-        for name, data in ((name, body.owner.backends.get(name)) for name in self.backends):
+    async def _fetch(self, name: str, job: ReadJob) -> None:
+        """Device memory is staged in host memory for backends that cannot write to it."""
+        device = [at for at, target in enumerate(job.targets) if not isinstance(target, memoryview)]
+        if not device or name in DIRECT:
+            await self.backends[name].fetch(job)
+            return
+        staged = list(job.targets)
+        for at in device:
+            staged[at] = memoryview(bytearray(job.targets[at].nbytes))
+        await self.backends[name].fetch(msgspec.structs.replace(job, targets=staged))
+        for at in device:
+            await asyncio.to_thread(to_device, staged[at], job.targets[at])
+
+    def _usable(self, job: ReadJob, only: str | None) -> list[str]:
+        peer, now, found = job.peer, self._clock(), []
+        for name, data in ((name, job.body.owner.backends.get(name)) for name in self.backends):
             if data is None or (only is not None and name != only):
                 continue
             rests = name != "tcp" and peer.resting.get(name, 0.0) > now
-            if not rests and self.backends[name].can_reach(data, same_host=same_host):
+            if not rests and self.backends[name].can_reach(data, same_host=job.same_host):
                 found.append(name)
         return found
 
@@ -213,5 +229,6 @@ class Reader:
             raise PeerLost("no checksums", peer=job.peer.info.agent_id)
         for index, target, theirs in zip(job.indices, job.targets, answer.sums, strict=True):
             self.counters.checksums += 1
-            if await summed(target) != theirs:
+            host = target if isinstance(target, memoryview) else await asyncio.to_thread(to_host, target)
+            if await summed(host) != theirs:
                 raise ChecksumMismatch(f"block {index} is not what the owner has", peer=job.peer.info.agent_id)

@@ -1,7 +1,7 @@
 """The seam between the agent and a way to move blocks."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,15 +18,17 @@ class BackendUnavailable(TransferError):
 
 
 class ReadJob(msgspec.Struct, frozen=True):
-    """Bring ``segments`` (numbers ``indices`` of the grant) to ``targets``, of the same lengths. ``deadline_s``: from now."""
+    """Bring ``segments`` (numbers ``indices`` of the grant) to ``targets``, of the same lengths: memoryviews, and for backends
+    of `devices.DIRECT` tensors of bytes. ``deadline_s``: from now."""
 
     peer: Peer
     grant: bytes
     body: GrantBody
     indices: list[int]
     segments: list[tuple[int, int]]
-    targets: Sequence[memoryview]
+    targets: Sequence[Any]
     deadline_s: float
+    same_host: bool
 
 
 class Backend(Protocol):
@@ -53,7 +55,7 @@ class Backend(Protocol):
     async def opened(self, region: Region, payload: bytes) -> bytes:
         """Owner: what a reader needs for this region, ``payload`` being what the reader said."""
 
-    async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
+    async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         """Owner, of two-sided backends: send the bytes to who ``payload`` says. Raise TransferError."""
 
     def wake(self) -> None:

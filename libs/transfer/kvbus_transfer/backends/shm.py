@@ -11,6 +11,7 @@ import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -102,7 +103,7 @@ class ShmBackend:
             raise BackendFailed("the region is no arena")
         return file
 
-    async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
+    async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         raise BackendFailed("readers copy themselves")
 
     def wake(self) -> None:
