@@ -180,7 +180,9 @@ class Server:
         body, region = ownership.check(message.grant, peer, access="read")
         segments = ownership.segments(body, region, message.indices)
         size = sum(length for _, length in segments)
-        async with self.budget(peer).room(size):
+        budget = self.budget(peer)
+        await budget.take(size)
+        try:
             ownership.leases.get(body.lease_id)  # it may have waited
             if message.backend == "tcp":
                 await stream.say(Fetched())  # the blocks follow
@@ -197,6 +199,8 @@ class Server:
                 ]
                 await backend.push(message.payload, views)
                 ownership.leases.get(body.lease_id)
+        finally:
+            budget.give(size)
         self._counters.served_bytes[message.backend] += size
         return Fetched()
 

@@ -1,5 +1,6 @@
 """The seam between the agent and a way to move blocks."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,7 +20,8 @@ class BackendUnavailable(TransferError):
 
 class ReadJob(msgspec.Struct, frozen=True):
     """Bring ``segments`` (numbers ``indices`` of the grant) to ``targets``, of the same lengths: memoryviews, and for backends
-    of `devices.DIRECT` tensors of bytes. ``deadline_s``: from now."""
+    of `devices.DIRECT` tensors of bytes. ``until``: the deadline, on the clock
+    of the loop."""
 
     peer: Peer
     grant: bytes
@@ -27,8 +29,17 @@ class ReadJob(msgspec.Struct, frozen=True):
     indices: list[int]
     segments: list[tuple[int, int]]
     targets: Sequence[Any]
-    deadline_s: float
+    until: float
     same_host: bool
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(length for _, length in self.segments)
+
+    @property
+    def deadline_s(self) -> float:
+        """What is left of it, for requests to the owner, which has a clock of its own."""
+        return max(0.0, self.until - asyncio.get_running_loop().time())
 
 
 class Backend(Protocol):
