@@ -2,8 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from kvbus_transfer.errors import LimitReached
 
@@ -18,20 +16,18 @@ class ByteBudget:
         self.waits = 0
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    @asynccontextmanager
-    async def room(self, size_bytes: int) -> AsyncIterator[None]:
-        """Wait for room. Raise LimitReached for what can never fit."""
+    async def take(self, size_bytes: int) -> None:
+        """Wait for room; `give` it back. Raise LimitReached for what can never fit."""
         if size_bytes > self.limit_bytes:
             raise LimitReached(f"{size_bytes} bytes at once, of {self.limit_bytes} per peer", own=True)
         if self._queue or self.used_bytes + size_bytes > self.limit_bytes:
             await self._wait(size_bytes)
         else:
             self._take(size_bytes)
-        try:
-            yield
-        finally:
-            self.used_bytes -= size_bytes
-            self._serve()
+
+    def give(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        self._serve()
 
     async def _wait(self, size_bytes: int) -> None:
         self.waits += 1

@@ -11,6 +11,19 @@ def shm_folder() -> Path | None:
     return _SHM if _SHM.is_dir() else None
 
 
+def _namespace(kind: str) -> str:
+    try:
+        return str(Path(f"/proc/self/ns/{kind}").readlink())
+    except OSError:
+        return "unknown"
+
+
+@cache
+def container_identity() -> str:
+    """The same for processes that share host, processes and network: they can copy from each other's memory."""
+    return f"{host_identity()}/{_namespace('pid')}/{_namespace('net')}"
+
+
 @cache
 def host_identity() -> str:
     """The same for processes of one boot of one machine that see the same shared memory; containers with their own do not. It reads

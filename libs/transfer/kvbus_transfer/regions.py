@@ -1,11 +1,11 @@
 """Memory that an agent has registered."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, Protocol
 
 from kvbus_transfer.arena import Arena
+from kvbus_transfer.devices import flat, is_device_memory, to_host
 
 
 class Region(Protocol):
@@ -82,27 +82,22 @@ class FileRegion(_Named):
 
 
 class CudaRegion(_Named):
-    """Anything with ``__cuda_array_interface__``, such as a torch tensor. `view` stages through host memory: the fallback for
-    backends that cannot read device memory."""
+    """A contiguous torch tensor on a CUDA device. `view` stages in host memory, the fallback for backends that cannot read device
+    memory; `device_view` is the memory itself."""
 
     kind = "cuda"
 
-    def __init__(self, region_id: int, array: Any, layout: str) -> None:
-        self.array = array
-        interface = array.__cuda_array_interface__
-        if interface.get("strides") is not None:
-            raise ValueError("device memory must be contiguous")
-        self.address = int(interface["data"][0])
-        self.device = int(getattr(getattr(array, "device", None), "index", 0) or 0)
-        size_bytes = int(interface["typestr"][2:])
-        for length in interface["shape"]:
-            size_bytes *= int(length)
-        super().__init__(region_id, size_bytes, layout)
+    def __init__(self, region_id: int, tensor: Any, layout: str) -> None:
+        self._bytes = flat(tensor)
+        self.address = int(self._bytes.data_ptr())
+        self.device = int(self._bytes.device.index or 0)
+        super().__init__(region_id, int(self._bytes.nbytes), layout)
 
     def view(self, offset: int, length: int) -> memoryview:
-        # Who has a tensor has imported torch; this package never does.
-        flat = self.array.reshape(-1).view(sys.modules["torch"].uint8)
-        return memoryview(flat[offset : offset + length].cpu().numpy()).cast("B")
+        return to_host(self.device_view(offset, length))
+
+    def device_view(self, offset: int, length: int) -> Any:
+        return self._bytes[offset : offset + length]
 
 
 class FileSegment:
@@ -120,6 +115,6 @@ def region_of(region_id: int, memory: Any, layout: str) -> "HostRegion | ArenaRe
         return ArenaRegion(region_id, memory, layout)
     if isinstance(memory, FileSegment):
         return FileRegion(region_id, memory.path, memory.offset, memory.size_bytes, layout)
-    if hasattr(memory, "__cuda_array_interface__"):
+    if is_device_memory(memory):
         return CudaRegion(region_id, memory, layout)
     return HostRegion(region_id, memory, layout)

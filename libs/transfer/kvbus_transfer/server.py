@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvbus_transfer.arena import checksum
 from kvbus_transfer.backends.base import Backend
@@ -28,7 +28,7 @@ from kvbus_transfer.messages import (
     Wake,
 )
 from kvbus_transfer.ownership import Ownership
-from kvbus_transfer.regions import Region
+from kvbus_transfer.regions import CudaRegion, Region
 from kvbus_transfer.stream import Stream
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,9 @@ class Server:
         body, region = ownership.check(message.grant, peer, access="read")
         segments = ownership.segments(body, region, message.indices)
         size = sum(length for _, length in segments)
-        async with self.budget(peer).room(size):
+        budget = self.budget(peer)
+        await budget.take(size)
+        try:
             ownership.leases.get(body.lease_id)  # it may have waited
             if message.backend == "tcp":
                 await stream.say(Fetched())  # the blocks follow
@@ -189,9 +191,16 @@ class Server:
                 backend = self._owner.backends.get(message.backend)
                 if backend is None or not backend.can_serve(region):
                     raise BackendFailed(f"{message.backend} cannot serve this region")
-                views = [region.view(offset, length) for offset, length in segments]
+                views: list[Any] = [
+                    region.device_view(offset, length)
+                    if isinstance(region, CudaRegion)
+                    else region.view(offset, length)
+                    for offset, length in segments
+                ]
                 await backend.push(message.payload, views)
                 ownership.leases.get(body.lease_id)
+        finally:
+            budget.give(size)
         self._counters.served_bytes[message.backend] += size
         return Fetched()
 

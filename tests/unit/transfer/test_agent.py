@@ -28,7 +28,7 @@ from kvbus_transfer import (
     TransferTimeout,
 )
 from kvbus_transfer.backends.base import ReadJob
-from kvbus_transfer.messages import Hello
+from kvbus_transfer.messages import Fetch, Hello
 from kvbus_transfer.stream import Stream
 
 MIB = 1 << 20
@@ -226,9 +226,8 @@ async def test_a_peer_that_never_reads_costs_the_owner_no_more_than_the_deadline
     async with TransferAgent("owner", backends=[], limits=TransferLimits(deadline_s=0.2)) as owner:
         region = owner.register(bytearray(64 * MIB))
         granted = owner.grant(region, [(0, 64 * MIB)], 30.0)
-        async with TransferAgent("reader", backends=[]) as reader, reader.reader._peer(owner.info) as peer:
-            from kvbus_transfer.messages import Fetch
-
+        async with TransferAgent("reader", backends=[]) as reader:
+            peer = reader.reader._peer(owner.info)
             async with peer.connection() as stream:
                 await stream.say(Fetch(grant=granted.sealed, indices=[0], deadline_s=60.0))
                 assert owner._server is not None

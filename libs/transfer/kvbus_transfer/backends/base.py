@@ -1,7 +1,8 @@
 """The seam between the agent and a way to move blocks."""
 
+import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,15 +19,27 @@ class BackendUnavailable(TransferError):
 
 
 class ReadJob(msgspec.Struct, frozen=True):
-    """Bring ``segments`` (numbers ``indices`` of the grant) to ``targets``, of the same lengths. ``deadline_s``: from now."""
+    """Bring ``segments`` (numbers ``indices`` of the grant) to ``targets``, of the same lengths: memoryviews, and for backends
+    of `devices.DIRECT` tensors of bytes. ``until``: the deadline, on the clock
+    of the loop."""
 
     peer: Peer
     grant: bytes
     body: GrantBody
     indices: list[int]
     segments: list[tuple[int, int]]
-    targets: Sequence[memoryview]
-    deadline_s: float
+    targets: Sequence[Any]
+    until: float
+    same_host: bool
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(length for _, length in self.segments)
+
+    @property
+    def deadline_s(self) -> float:
+        """What is left of it, for requests to the owner, which has a clock of its own."""
+        return max(0.0, self.until - asyncio.get_running_loop().time())
 
 
 class Backend(Protocol):
@@ -53,7 +66,7 @@ class Backend(Protocol):
     async def opened(self, region: Region, payload: bytes) -> bytes:
         """Owner: what a reader needs for this region, ``payload`` being what the reader said."""
 
-    async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
+    async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         """Owner, of two-sided backends: send the bytes to who ``payload`` says. Raise TransferError."""
 
     def wake(self) -> None:

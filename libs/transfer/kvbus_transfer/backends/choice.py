@@ -7,6 +7,7 @@ from kvbus_transfer.backends.base import Backend, BackendUnavailable
 from kvbus_transfer.backends.nixl import NixlBackend
 from kvbus_transfer.backends.shm import ShmBackend
 from kvbus_transfer.backends.tcp import TcpBackend
+from kvbus_transfer.backends.ucx import UcxBackend
 from kvbus_transfer.limits import TransferLimits
 
 BACKENDS = ("shm", "nixl", "ucx", "tcp")
@@ -37,6 +38,6 @@ def make_backend(name: str, agent: Needs) -> Backend:
         case "nixl":
             return NixlBackend(f"{agent.agent_id}/{agent.incarnation}", agent.table, agent.limits)
         case "ucx":
-            raise BackendUnavailable("not yet")
+            return UcxBackend(agent.limits)
         case _:
             raise ValueError(f"{name!r} is no backend; there are {', '.join(BACKENDS)}")

@@ -29,11 +29,24 @@ _WINDOW = 8
 _CHANNELS_KEPT = 32
 _AWAKE_S = 0.1
 _WAKE_AGAIN_S = 0.04
-_ABANDON_S = 2.0
+_ABANDON_S = 0.5
 _ENTRY_BYTES = 8
 
 Piece = tuple[int, int, int]
 """(to, from, length): addresses."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Kind of memory for NIXL, and device."""
+
+    kind: str = "DRAM"
+    device: int = 0
+
+    def address(self, memory: Any) -> int:
+        return address_of(memory) if self.kind == "DRAM" else int(memory.data_ptr())
+
+
+HOST = Place()
 
 
 class Detail(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +140,7 @@ class NixlBackend:
         kind, address, device = placed(region)
         return msgspec.msgpack.encode(Detail(self._metadata, address, address_of(self._table), kind, device))
 
-    async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
+    async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         raise BackendFailed("readers read themselves")
 
     def wake(self) -> None:
@@ -142,20 +155,21 @@ class NixlBackend:
             await asyncio.sleep(0)
 
     async def fetch(self, job: ReadJob) -> None:
-        opened = await job.peer.opened(job.grant, self.name)
-        detail = msgspec.msgpack.decode(opened.detail, type=Detail)
-        if any(offset < 0 or offset + length > opened.region_size for offset, length in job.segments):
-            raise GrantRefused(Refusal.OUT_OF_RANGE, peer=job.peer.info.agent_id)
-        pieces = [
-            (address_of(target), detail.address + offset, length)
-            for target, (offset, length) in zip(job.targets, job.segments, strict=True)
-        ]
         entry = bytearray(_ENTRY_BYTES)
-        check = (address_of(entry), detail.table + job.body.slot * _ENTRY_BYTES, _ENTRY_BYTES)
         for attempt in (1, 2):
+            opened = await job.peer.opened(job.grant, self.name)
+            detail = msgspec.msgpack.decode(opened.detail, type=Detail)
+            if any(offset < 0 or offset + length > opened.region_size for offset, length in job.segments):
+                raise GrantRefused(Refusal.OUT_OF_RANGE, peer=job.peer.info.agent_id)
+            local = place_of(job.targets)
+            pieces = [
+                (local.address(target), detail.address + offset, length)
+                for target, (offset, length) in zip(job.targets, job.segments, strict=True)
+            ]
+            check = (address_of(entry), detail.table + job.body.slot * _ENTRY_BYTES, _ENTRY_BYTES)
             channel = await self._channel(job.peer, detail.metadata)
             try:
-                await channel.read(pieces, check, detail, job.peer)
+                await channel.read(pieces, check, (local, Place(detail.kind, detail.device)), job.peer)
                 break
             except _ChannelFailed as failed:
                 # Also when the owner has registered its memory anew at the same address: NIXL keeps what it knew of it.
@@ -163,8 +177,6 @@ class NixlBackend:
                 job.peer.forget_opened()
                 if attempt == 2 or failed.peer_is_gone:
                     raise BackendFailed(str(failed), peer=job.peer.info.agent_id) from failed
-                opened = await job.peer.opened(job.grant, self.name)
-                detail = msgspec.msgpack.decode(opened.detail, type=Detail)
             except asyncio.CancelledError:
                 if channel.is_broken:
                     self._drop(job.peer, channel)
@@ -206,6 +218,16 @@ def placed(region: Region) -> tuple[str, int, int]:
     return "DRAM", address_of(region.view(0, region.size_bytes)), 0
 
 
+def place_of(targets: Sequence[Any]) -> Place:
+    """Of all of them. Raise BackendFailed when they lie in different places."""
+    places = {
+        HOST if isinstance(target, memoryview) else Place("VRAM", int(target.device.index or 0)) for target in targets
+    }
+    if len(places) > 1:
+        raise BackendFailed("targets in more than one kind of memory")
+    return next(iter(places), HOST)
+
+
 class _ChannelFailed(Exception):
     peer_is_gone = False
 
@@ -226,7 +248,7 @@ class _Channel:
     def add_region(self, region: Region) -> None:
         """Own memory, as a target: registered once and not per read."""
         kind, address, device = placed(region)
-        if kind == "DRAM" and self._agent is not None:
+        if self._agent is not None:
             handle = self._agent.register_memory([(address, region.size_bytes, device, "")], kind)
             self._regions[region.region_id] = (address, address + region.size_bytes, handle)
 
@@ -250,20 +272,20 @@ class _Channel:
         if self.users == 0:
             self._agent = None
 
-    async def read(self, pieces: Sequence[Piece], check: Piece, detail: Detail, peer: Peer) -> None:
+    async def read(self, pieces: Sequence[Piece], check: Piece, places: tuple[Place, Place], peer: Peer) -> None:
         """The pieces, and when they are there the entry. Raise _ChannelFailed."""
         self.users += 1
         try:
-            async with self._registered([*pieces, check]):
-                await self._transfer(pieces, detail, peer)
-                await self._transfer([check], Detail(b"", 0, 0, "DRAM", 0), peer)
+            async with self._registered(pieces, places[0]), self._registered([check], HOST):
+                await self._transfer(pieces, places, peer)
+                await self._transfer([check], (HOST, HOST), peer)
         finally:
             self.users -= 1
             if self.is_broken and self.users == 0:
                 self._agent = None
 
     @asynccontextmanager
-    async def _registered(self, pieces: Sequence[Piece]) -> AsyncIterator[None]:
+    async def _registered(self, pieces: Sequence[Piece], place: Place) -> AsyncIterator[None]:
         spans = [
             (to, to + length)
             for to, _, length in pieces
@@ -279,7 +301,8 @@ class _Channel:
         handle = None
         if merged:
             try:
-                handle = agent.register_memory([(start, end - start, 0, "") for start, end in merged], "DRAM")
+                descs = [(start, end - start, place.device, "") for start, end in merged]
+                handle = agent.register_memory(descs, place.kind)
             except Exception as error:
                 raise _ChannelFailed(f"NIXL cannot register the targets: {error}") from error
         try:
@@ -289,11 +312,11 @@ class _Channel:
                 with contextlib.suppress(Exception):
                     agent.deregister_memory(handle)
 
-    async def _transfer(self, pieces: Sequence[Piece], detail: Detail, peer: Peer) -> None:
+    async def _transfer(self, pieces: Sequence[Piece], places: tuple[Place, Place], peer: Peer) -> None:
         under_way: list[Any] = []
         try:
             for batch in batches(pieces):
-                self._post(batch, detail, under_way)
+                self._post(batch, places, under_way)
                 if len(under_way) >= _WINDOW:
                     await self._wait(under_way, peer, leave=_WINDOW - 1)
                 elif len(pieces) > 1 or pieces[0][2] > _PIECE_BYTES:
@@ -304,13 +327,16 @@ class _Channel:
             await asyncio.shield(self._abandon(under_way))
             raise
 
-    def _post(self, batch: Sequence[Piece], detail: Detail, under_way: list[Any]) -> None:
+    def _post(self, batch: Sequence[Piece], places: tuple[Place, Place], under_way: list[Any]) -> None:
         agent = self._agent
         if agent is None:
             raise _ChannelFailed("the channel was closed")
         try:
-            local = agent.get_xfer_descs([(to, length, 0) for to, _, length in batch], "DRAM")
-            remote = agent.get_xfer_descs([(source, length, detail.device) for _, source, length in batch], detail.kind)
+            (to_place, from_place) = places
+            local = agent.get_xfer_descs([(to, length, to_place.device) for to, _, length in batch], to_place.kind)
+            remote = agent.get_xfer_descs(
+                [(source, length, from_place.device) for _, source, length in batch], from_place.kind
+            )
             handle = agent.initialize_xfer("READ", local, remote, self._remote)
             state = agent.transfer(handle)
         except Exception as error:

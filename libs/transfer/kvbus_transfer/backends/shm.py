@@ -11,6 +11,7 @@ import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,7 @@ class ShmBackend:
         self._leases = leases
         self._limits = limits
         self._files: dict[int, bytes] = {}
-        self._mappings: dict[SharedFile, _Mapping] = {}
+        self._mappings: dict[bytes, _Mapping] = {}
         self._threads = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="kvbus-copy")
 
     async def start(self) -> bytes:
@@ -82,6 +83,8 @@ class ShmBackend:
     def can_reach(self, info: bytes, *, same_host: bool) -> bool:
         if not same_host:
             return False
+        if info in self._mappings:
+            return True
         file = msgspec.msgpack.decode(info, type=SharedFile)
         try:
             status = Path(file.path).stat()
@@ -102,7 +105,7 @@ class ShmBackend:
             raise BackendFailed("the region is no arena")
         return file
 
-    async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
+    async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         raise BackendFailed("readers copy themselves")
 
     def wake(self) -> None:
@@ -119,7 +122,7 @@ class ShmBackend:
             (address_of(target), source + offset, length)
             for target, (offset, length) in zip(job.targets, job.segments, strict=True)
         ]
-        if sum(length for _, length in job.segments) <= self._limits.inline_copy_bytes:
+        if job.size_bytes <= self._limits.inline_copy_bytes:
             copy_pieces(pieces)
         else:
             await self._copy_in_thread(pieces)
@@ -130,16 +133,15 @@ class ShmBackend:
             raise GrantRefused(Refusal.STALE, peer=job.peer.info.agent_id)
 
     def _mapped(self, encoded: bytes) -> _Mapping:
-        file = msgspec.msgpack.decode(encoded, type=SharedFile)
-        known = self._mappings.pop(file, None)
+        known = self._mappings.pop(encoded, None)
         if known is None:
             try:
-                known = _Mapping(file)
+                known = _Mapping(msgspec.msgpack.decode(encoded, type=SharedFile))
             except (OSError, ValueError) as error:
-                raise BackendFailed(f"{file.path}: {error}") from error
+                raise BackendFailed(f"cannot map the arena: {error}") from error
             while len(self._mappings) >= _MAPPINGS_KEPT:
                 del self._mappings[next(iter(self._mappings))]
-        self._mappings[file] = known
+        self._mappings[encoded] = known
         return known
 
     async def _copy_in_thread(self, pieces: list[tuple[int, int, int]]) -> None:

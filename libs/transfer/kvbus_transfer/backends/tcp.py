@@ -1,6 +1,7 @@
 """Plain TCP (or TLS): the blocks follow the request on the connection to the owner. Always there; any memory."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvbus_transfer.backends.base import ReadJob
 from kvbus_transfer.errors import BackendFailed, PeerLost
@@ -33,7 +34,7 @@ class TcpBackend:
     async def opened(self, region: Region, payload: bytes) -> bytes:
         return b""
 
-    async def push(self, payload: bytes, views: Sequence[memoryview]) -> None:
+    async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         raise BackendFailed("tcp sends on the connection that asked")
 
     def wake(self) -> None:

@@ -225,7 +225,7 @@ class RemotePrefiller:
         engine, payload = self._engine, b""
         try:
             if isinstance(engine, HandsOver):
-                payload = engine.prefill_payload(admitted.request)
+                payload = pull.handover = engine.prefill_payload(admitted.request)
         except EngineError as error:
             raise _GivenUp("handover", str(error)) from error
         request = StartPrefill(
@@ -323,11 +323,11 @@ class RemotePrefiller:
 
     async def _hand_over(self, pull: _Pull, started: PrefillStarted) -> None:
         """The engines move the blocks; only what they say to each other comes this way."""
-        pull.handover = started.handover
+        pull.handover = started.handover or pull.handover
         if isinstance(self._engine, HandsOver) and self._engine.handover_early:
             return
         ready = await self._next(pull, pull.at, pull.at)
-        pull.handover = ready.handover
+        pull.handover = ready.handover or pull.handover
 
     async def _ask(self, pull: _Pull, request: Any, reply: type[Any], timeout_s: float, *, parts: bool = False) -> Any:
         subject = self._bus.subjects.transfer(pull.worker_id)

@@ -22,7 +22,7 @@ from kvbus_worker.core.admission import ModelLimits
 from kvbus_worker.core.prefill_jobs import PrefillJob, PrefillJobs, StagedChunk
 from kvbus_worker.core.roles import Role
 from kvbus_worker.core.token_store import TokenStore
-from kvbus_worker.engines.base import Engine, EngineError, EngineRequest, StepOutput
+from kvbus_worker.engines.base import Engine, EngineError, EngineRequest, HandsOver, StepOutput
 
 TRANSFER_MESSAGES = (StartPrefill, NextBlocks, EndPrefill)
 
@@ -125,6 +125,9 @@ class RemotePrefillHandler:
         for ended in output.ended:
             if (job := self.jobs.of_engine(ended.request_id)) is not None:
                 job.over = True
+                if self._runs_along:
+                    self._end(job, "done")
+                    continue
                 job.failure = ended.error if ended.reason in ("stop", "length") else ended.error or _cancelled()
                 self._tell(job)
 
@@ -136,6 +139,10 @@ class RemotePrefillHandler:
             job.chunks = [each for each in job.chunks if each is not chunk]
             self._give_back(chunk.slots)
             self._note()
+
+    @property
+    def _runs_along(self) -> bool:
+        return isinstance(self._engine, HandsOver) and self._engine.handover_early
 
     async def wait_idle(self) -> None:
         """Return when nobody waits for blocks of this worker."""
@@ -195,6 +202,8 @@ class RemotePrefillHandler:
         blocks = memoryview(message.tokens)[: needed - TOKEN_BYTES]
         keys = chain_keys(self._domain_key(message), blocks, model.block_size, b"")
         lease_s = min(message.lease_s, self._limits.lease_s)
+        if self._runs_along:  # nobody asks any more, and the engines know themselves when it is over
+            lease_s = message.deadline_ms / 1000 - time.time()
         job = PrefillJob(
             prefill_id=message.prefill_id,
             request_id=message.request_id,
