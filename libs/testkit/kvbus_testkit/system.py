@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import msgspec
@@ -68,7 +68,7 @@ class System:
     def workers(self) -> list[str]:
         return [name for name in self.processes if name.startswith("worker")]
 
-    async def __aenter__(self) -> "System":
+    async def __aenter__(self) -> Self:
         try:
             await self._start()
         except BaseException:

@@ -6,6 +6,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
@@ -157,4 +158,5 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_leaks()
         async def nothing_is_left() -> bool:
             return not await system.left_over()
 
-        await eventually(nothing_is_left, timeout_s=30, what="the end of all leases, jobs and requests")
+        ended: Callable[[], Any] = nothing_is_left
+        await eventually(ended, timeout_s=30, what="the end of all leases, jobs and requests")

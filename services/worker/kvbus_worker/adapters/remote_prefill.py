@@ -128,7 +128,8 @@ class RemotePrefiller:
             return None
         if shared > have:
             self._metrics.pull_waits.inc()
-        promised = tuple(keys[shared:]) if prefill is not None else ()
+        # Blocks that engines move themselves are never seen here.
+        promised = tuple(keys[shared:]) if prefill is not None and not self._engine.info.handover else ()
         self._coming.begin(number, promised)
         return Bringing(number, message, admitted, prefill, promised)
 
@@ -179,7 +180,7 @@ class RemotePrefiller:
             await self._pull(pull, prefill, message, admitted)
             outcome = "done"
         except _GivenUp as given_up:
-            outcome = given_up.outcome
+            outcome, pull.handover = given_up.outcome, b""
             self._log.warning(
                 "remote_prefill_given_up",
                 request=message.request_id,

@@ -161,7 +161,8 @@ class RemotePrefillHandler:
         if job is None:
             job = self._admit(message)
             try:
-                await self._staging.prepare()
+                if not self._engine.info.handover:
+                    await self._staging.prepare()
             except ArenaError as error:
                 self._end(job, "no staging memory")
                 raise EngineError(ErrorCode.UNAVAILABLE, f"no memory to hand over: {error}", retryable=True) from error
