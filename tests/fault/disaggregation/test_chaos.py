@@ -144,7 +144,7 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_leaks()
         answers = await asyncio.wait_for(asyncio.gather(*map(one, range(REQUESTS))), scaled(600))
         over.set()
         await faults
-        print(f"seed {SEED}: {len(answers)} requests, faults: {', '.join(chaos.done)}")  # noqa: T201
+        print(f"seed {SEED}: {len(answers)} requests, faults: {', '.join(chaos.done)}")
 
         wrong = [
             (number, answer)

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.pairs import Pair, prompt, workers_for
 from kvbus_testkit.timing import scaled
 from kvbus_wire.errors import ErrorCode
 from kvbus_worker.adapters.engines import create_engine
+from kvbus_worker.app import start
 from kvbus_worker.engines.base import EngineError, EngineInfo, EngineRequest, HandsOver, StepOutput, StepSink
 from kvbus_worker.engines.mock import MockEngine
-
-from .conftest import Pair, prompt, workers_for
+from kvbus_worker.settings import WorkerSettings
 
 HEARD: dict[str, list[EngineRequest]] = {}
 
@@ -66,7 +67,7 @@ async def handing(nats_server: NatsServer, namespace: str, monkeypatch: pytest.M
 
     monkeypatch.setattr("kvbus_worker.app.create_engine", make)
     fields = {"engine": "mock", "mock_speedup": float("inf"), "kv_blocks": 1024}
-    async with workers_for(nats_server, namespace, "mock", **fields) as pair:
+    async with workers_for(nats_server, namespace, "mock", WorkerSettings, start, **fields) as pair:
         await pair.join("p", "prefill")
         await pair.join("d", "decode")
         yield pair

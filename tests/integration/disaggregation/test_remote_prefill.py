@@ -5,12 +5,11 @@ import asyncio
 import pytest
 
 from kvbus_runtime.errors import RequestFailed
+from kvbus_testkit.pairs import BLOCK, Pair, prompt
 from kvbus_testkit.timing import eventually, scaled
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.transfer import EndPrefill, NextBlocks, PrefillStarted, StartPrefill
 from kvbus_wire.worker import Done, SetRole
-
-from .conftest import BLOCK, Pair, prompt
 
 pytestmark = pytest.mark.usefixtures("no_blocking")
 

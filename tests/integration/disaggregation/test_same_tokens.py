@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.pairs import BLOCK, Pair, prompt, workers_for
+from kvbus_worker.app import start
 from kvbus_worker.models import tiny
-
-from .conftest import BLOCK, Pair, prompt, workers_for
+from kvbus_worker.settings import WorkerSettings
 
 pytest.importorskip("torch")
 
@@ -25,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def torches(nats_server: NatsServer, namespace: str, model: Path) -> AsyncIterator[Pair]:
     fields = {"engine": "torch", "model": str(model), "kv_blocks": 128, "threads": 1, "max_batched_tokens": 48}
-    async with workers_for(nats_server, namespace, "tiny", **fields) as pair:
+    async with workers_for(nats_server, namespace, "tiny", WorkerSettings, start, **fields) as pair:
         await pair.join("alone")
         yield pair
 
