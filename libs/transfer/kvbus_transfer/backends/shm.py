@@ -18,6 +18,7 @@ import msgspec
 from kvbus_transfer.arena import Arena
 from kvbus_transfer.backends.base import ReadJob
 from kvbus_transfer.copying import Pieces, address_of, copy_pieces
+from kvbus_transfer.endings import to_the_end
 from kvbus_transfer.errors import BackendFailed, GrantRefused, Refusal
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.regions import ArenaRegion, Region
@@ -155,5 +156,5 @@ class ShmBackend:
         try:
             await asyncio.shield(copying)
         except asyncio.CancelledError:
-            await asyncio.wait([copying])  # a few milliseconds: nobody may use the targets before
+            await to_the_end(copying)  # nobody may use the targets before
             raise
