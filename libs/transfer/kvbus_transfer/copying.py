@@ -45,7 +45,11 @@ def address_of(buffer: Any) -> int:
     return int(address)
 
 
-def copy_pieces(pieces: Sequence[tuple[int, int, int]]) -> None:
+Pieces = Sequence[tuple[int, int, int]]
+"""(to, from, length): addresses."""
+
+
+def copy_pieces(pieces: Pieces) -> None:
     """Copy (to, from, length) by address. The caller answers for the addresses."""
     for to, source, length in pieces:
         _memmove(to, source, length)

@@ -8,7 +8,7 @@ import asyncio
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,17 @@ import msgspec
 
 from kvbus_transfer.arena import Arena
 from kvbus_transfer.backends.base import ReadJob
-from kvbus_transfer.copying import address_of, copy_pieces
+from kvbus_transfer.copying import Pieces, address_of, copy_pieces
+from kvbus_transfer.endings import to_the_end
 from kvbus_transfer.errors import BackendFailed, GrantRefused, Refusal
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.regions import ArenaRegion, Region
+from kvbus_transfer.streaming import fastest_copy
 
 _MAPPINGS_KEPT = 64
 _COPY_THREADS = 2
+# Small copies stay in the cache, where whoever wanted them reads them next.
+_STREAM_BYTES = 512 << 10
 
 
 class SharedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -68,9 +72,11 @@ class ShmBackend:
         self._limits = limits
         self._files: dict[int, bytes] = {}
         self._mappings: dict[bytes, _Mapping] = {}
+        self._copy: Callable[[Pieces], None] = copy_pieces
         self._threads = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="kvbus-copy")
 
     async def start(self) -> bytes:
+        self._copy = await asyncio.to_thread(fastest_copy)
         return msgspec.msgpack.encode(SharedFile.of(self._leases))
 
     async def stop(self) -> None:
@@ -122,10 +128,11 @@ class ShmBackend:
             (address_of(target), source + offset, length)
             for target, (offset, length) in zip(job.targets, job.segments, strict=True)
         ]
+        copy = self._copy if job.size_bytes >= _STREAM_BYTES else copy_pieces
         if job.size_bytes <= self._limits.inline_copy_bytes:
-            copy_pieces(pieces)
+            copy(pieces)
         else:
-            await self._copy_in_thread(pieces)
+            await self._copy_in_thread(copy, pieces)
         entry = job.body.slot * 8
         if table.view[entry : entry + 8] != job.body.lease_id.to_bytes(8, "little"):
             job.peer.forget_opened()
@@ -144,10 +151,10 @@ class ShmBackend:
         self._mappings[encoded] = known
         return known
 
-    async def _copy_in_thread(self, pieces: list[tuple[int, int, int]]) -> None:
-        copying = asyncio.get_running_loop().run_in_executor(self._threads, copy_pieces, pieces)
+    async def _copy_in_thread(self, copy: Callable[[Pieces], None], pieces: Pieces) -> None:
+        copying = asyncio.get_running_loop().run_in_executor(self._threads, copy, pieces)
         try:
             await asyncio.shield(copying)
         except asyncio.CancelledError:
-            await asyncio.wait([copying])  # a few milliseconds: nobody may use the targets before
+            await to_the_end(copying)  # nobody may use the targets before
             raise

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kvbus_transfer.backends.base import BackendUnavailable, ReadJob
+from kvbus_transfer.endings import to_the_end
 from kvbus_transfer.errors import BackendFailed
 from kvbus_transfer.hosts import container_identity
 from kvbus_transfer.limits import TransferLimits
@@ -179,7 +180,7 @@ class UcxBackend:
                 await self._complete(channel, receiving, lambda: _raise_failure(asking))
                 await asyncio.shield(asking)
             except BaseException:
-                await asyncio.shield(self._abandon(asking, channel, receiving))
+                await to_the_end(self._abandon(asking, channel, receiving))
                 raise
 
     async def _abandon(self, asking: "asyncio.Task[Any]", channel: Any, receiving: Sequence[Any]) -> None:
