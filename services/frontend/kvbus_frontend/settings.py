@@ -123,6 +123,9 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     written_calls_ttl_s: Annotated[
         float, Flag("a kept tool call that nobody asks for is forgotten after this long")
     ] = 86_400.0
+    head_priority: Annotated[
+        int, Flag("priority of blocks with system prompts and tools, up to 100 (0: as that of all others)")
+    ] = 50
     inline_prompt_bytes: Annotated[int, Flag("bodies up to this size are prepared on the event loop")] = 50_000
 
     def __post_init__(self) -> None:
@@ -147,6 +150,8 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if not 0 <= self.head_priority <= 100:
+            raise ValueError("head_priority must be 0..100")
         Stability.of(self)
 
     @property

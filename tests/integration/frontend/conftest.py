@@ -50,8 +50,14 @@ class Output:
         self._sent += len(tokens)
         await self._worker.send(self.message, deltas=(delta,))
 
-    async def end(self, reason: str = "stop", *, error: ErrorReply | None = None, token: int | None = None) -> None:
-        usage = Usage(prompt_tokens=self._worker.prompt_tokens(self.message), output_tokens=self._sent)
+    async def end(
+        self, reason: str = "stop", *, error: ErrorReply | None = None, token: int | None = None, unpinned: int = 0
+    ) -> None:
+        usage = Usage(
+            prompt_tokens=self._worker.prompt_tokens(self.message),
+            output_tokens=self._sent,
+            unpinned_tokens=unpinned,
+        )
         ended = Ended(request_id=self.message.request_id, reason=reason, usage=usage, stop_token_id=token, error=error)
         await self._worker.send(self.message, ended=(ended,))
 

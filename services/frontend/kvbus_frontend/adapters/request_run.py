@@ -41,6 +41,7 @@ class Choice(msgspec.Struct):
     stop_token_ids: tuple[int, ...] = ()
     listener: Listener | None = None
     cached_tokens: int = 0
+    unpinned_tokens: int = 0
     worker_id: str = ""
     explanation: RouteExplanation | None = None
 
@@ -136,6 +137,7 @@ class RequestRun:
             completion_tokens=sum(choice.stream.output_tokens for choice in self._choices),
             reasoning_tokens=sum(choice.stream.reasoning_tokens for choice in self._choices),
             cached_tokens=sum(choice.cached_tokens for choice in leaders),
+            unpinned_tokens=sum(choice.unpinned_tokens for choice in leaders),
         )
 
     async def _run(self, index: int, choice: Choice) -> None:
@@ -180,7 +182,8 @@ class RequestRun:
                     self._has_token = True
                     self._on_first_token()
                 return self._put(index, choice, choice.stream.push(ids, logprobs))
-            case Finished(reason, stop_token_id):
+            case Finished(reason, stop_token_id, unpinned_tokens):
+                choice.unpinned_tokens = unpinned_tokens
                 stop = stop_token_id if stop_token_id in choice.stop_token_ids else None
                 return self._put(index, choice, choice.stream.finish(Finish(reason, stop)))
         self._news.set()

@@ -80,6 +80,7 @@ def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int
         mock=job.mock,
         guidance=job.guidance,
         speculative=job.speculative,
+        tenant=job.tenant,
     )
 
 
