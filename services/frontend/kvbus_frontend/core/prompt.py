@@ -88,7 +88,7 @@ class TokenCounts:
         return common_bytes(before, through) // TOKEN_BYTES
 
     def _encode(self, segments: Sequence[Segment]) -> EncodedPrompt:
-        return self._cache.encode(self._tokenizer, segments)
+        return self._cache.encode(self._tokenizer, segments, counts=False)
 
 
 def common_bytes(a: bytes, b: bytes) -> int:
