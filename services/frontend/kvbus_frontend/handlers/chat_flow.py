@@ -25,20 +25,22 @@ from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.core.triggers import input_trigger
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_parsers import Event
-from kvbus_protocols.conversation import Conversation, Part
+from kvbus_protocols.conversation import CacheBreakpoint, Conversation, Part
 from kvbus_protocols.errors import ApiError
 from kvbus_tokenizers import EncodedPrompt, Segment, TextNotEncodable
 from kvbus_wire.request import AgentHints
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """``tail``: the end of the prompt as text; ``plan``: how long parts of the prompt are worth keeping."""
+    """``tail``: the end of the prompt as text; ``plan``: how long parts of the prompt are worth keeping;
+    ``question``: tokens up to the end of the last thing a person said, where that matters."""
 
     prompt: Prompt
     max_tokens: int
     tail: str
     guided: Guided
     plan: RetentionPlan
+    question: int
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -126,6 +128,8 @@ class ChatFlow:
                 leader=0,
                 stop_token_ids=tuple(request.stop_token_ids or ()),
                 listener=listener,
+                leases=rendered.plan.leases,
+                question=rendered.question,
             )
             for i in range(n)
         ]
@@ -215,24 +219,26 @@ def _render(
         max_tokens,
         tail,
         guided,
-        _plan(conversation, segments, encoded.count, model, api),
+        *_plan(conversation, segments, encoded.count, model, api),
     )
 
 
 def _plan(
     conversation: Conversation, segments: Sequence[Segment], prompt_tokens: int, model: ServedModel, api: Api
-) -> RetentionPlan:
-    """How long parts of the prompt are worth keeping."""
-    points, head = conversation.breakpoints, 0
+) -> tuple[RetentionPlan, int]:
+    """How long parts of the prompt are worth keeping, and the tokens up to the end of the last thing a person said."""
+    points, head, question = conversation.breakpoints, 0, 0
     ends = [0] * len(points)
     if segments:
         text = PromptText(segments)
-        last_turn = max((point.turn for point in points), default=-1)
+        asked = _last_question(conversation, model)
+        last_turn = max((asked, *(point.turn for point in points)))
         places = Places(text, conversation.turns, conversation.tools, last_turn=last_turn)
         tokens = TokenCounts(text, segments, model.text.tokenizer, api.prompt_cache)
         head = tokens.before(places.head)
         ends = [tokens.before(places.of(point)) for point in points]
-    return retention_plan(
+        question = tokens.before(places.of(CacheBreakpoint(asked))) if asked >= 0 else 0
+    plan = retention_plan(
         conversation.generation,
         block_size=model.card.block_size,
         prompt_tokens=prompt_tokens,
@@ -241,6 +247,16 @@ def _plan(
         points=list(zip(points, ends, strict=True)),
         condensing=conversation.condensing or asks_for_summary(conversation),
     )
+    return plan, question
+
+
+def _last_question(conversation: Conversation, model: ServedModel) -> int:
+    """The last turn of a person's in a session whose model thinks: templates may leave out its thoughts about a question when
+    that is answered. -1: there is none."""
+    kvbus = conversation.generation.kvbus
+    if model.formats.reasoning is None or kvbus is None or kvbus.session is None:
+        return -1
+    return max((i for i, turn in enumerate(conversation.turns) if turn.role == "user"), default=-1)
 
 
 def _encoded(conversation: Conversation, model: ServedModel, api: Api) -> tuple[EncodedPrompt, Sequence[Segment]]:
