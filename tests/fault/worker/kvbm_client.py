@@ -185,6 +185,7 @@ class Client:
         limits = KvbmLimits(
             onboard_timeout_s=0.5,
             onboard_batch_blocks=3,
+            onboard_batch_bytes=1 << 20,
             onboard_min_blocks=1,
             onboard_max_blocks=SLOTS,
             onboard_parallel=1,

@@ -22,6 +22,7 @@ from kvbus_wire.packing import TOKEN_BYTES, pack_keys
 from kvbus_wire.worker import Done
 from kvbus_worker.adapters.kvbm_link import KvbmLink, Pool
 from kvbus_worker.adapters.metrics import WorkerMetrics
+from kvbus_worker.adapters.scratch import Scratch
 from kvbus_worker.core.onboard_rates import OnboardRates
 from kvbus_worker.core.patience import Patience
 from kvbus_worker.engines.base import Engine, EngineError
@@ -72,7 +73,7 @@ class Onboarding:
 
     def __init__(
         self, engine: Engine, link: KvbmLink, pool: Pool, limits: OnboardLimits, rates: OnboardRates,
-        importing: set[bytes], keys: Sequence[bytes], packed: bytes, *, spawn: Spawn, metrics: WorkerMetrics,
+        importing: set[bytes], scratch: Scratch, keys: Sequence[bytes], packed: bytes, *, spawn: Spawn, metrics: WorkerMetrics,
     ) -> None:  # fmt: skip
         self._engine = engine
         self._link = link
@@ -80,6 +81,7 @@ class Onboarding:
         self._limits = limits
         self._rates = rates
         self._importing = importing
+        self._scratch = scratch
         self._keys = keys
         self._packed = packed
         self._spawn = spawn
@@ -174,9 +176,10 @@ class Onboarding:
     async def _copy_in(self, run: _Run) -> None:
         size = self._block_size * TOKEN_BYTES
         slots = run.pinned.slots
+        scratch = self._scratch.take()
         for start in range(0, len(slots), self._limits.batch_blocks):
             part = slots[start : start + self._limits.batch_blocks]
-            data = await asyncio.to_thread(_copy_out, self._pool.arena, part, self._block_bytes)
+            data = await asyncio.to_thread(_copy_out, self._pool.arena, part, self._block_bytes, scratch)
             if asyncio.get_running_loop().time() >= run.lease_end:
                 raise RequestFailed.of(ErrorCode.DEADLINE_EXCEEDED, "the lease ended during the copy")
             if len(data) < len(part):
@@ -188,11 +191,11 @@ class Onboarding:
             if data:
                 parent = self._keys[first - 1] if first else ROOT
                 tokens = [self._packed[i * size : (i + 1) * size] for i in range(first, end)]
-                views = [memoryview(block) for block in data]
-                imported = await self._engine.import_blocks(parent, self._keys[first:end], tokens, views)
+                imported = await self._engine.import_blocks(parent, self._keys[first:end], tokens, data)
                 run.copied += imported
             if imported < len(part):
-                return
+                break
+        self._scratch.give_back(scratch)
 
     async def _release(self, run: _Run) -> None:
         try:
@@ -202,11 +205,12 @@ class Onboarding:
             self._metrics.kvbm_failures.labels("release", str(error.code)).inc()
 
 
-def _copy_out(arena: Arena, slots: Sequence[Slot], block_bytes: int) -> list[bytes]:
+def _copy_out(arena: Arena, slots: Sequence[Slot], block_bytes: int, into: memoryview) -> list[memoryview]:
     """Private copies of the leading slots whose checksum holds. The copy is checked: the slot may change under the reader."""
-    copies: list[bytes] = []
-    for slot in slots:
-        copy = bytes(arena.view(slot.index)[:block_bytes])
+    copies: list[memoryview] = []
+    for start, slot in zip(range(0, len(slots) * block_bytes, block_bytes), slots, strict=True):
+        copy = into[start : start + block_bytes]
+        copy[:] = arena.view(slot.index)[:block_bytes]
         if checksum(copy) != slot.checksum:
             break
         copies.append(copy)
