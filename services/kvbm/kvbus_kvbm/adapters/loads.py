@@ -89,8 +89,8 @@ class Loads:
     def __len__(self) -> int:
         return len(self._living)
 
-    def bring_up(self, pool: OpenPool, keys: Sequence[bytes], parent: bytes | None) -> Load | None:
-        """Begin to load blocks that are not present, or join the load that brings them. ``parent``: of the first (None: unknown).
+    def bring_up(self, pool: OpenPool, keys: Sequence[bytes], parent: bytes = ROOT) -> Load | None:
+        """Begin to load blocks that are not present, or join the load that brings them. ``parent``: of the first, or the root.
 
         None: there is nothing below, or too much is under way.
         """
@@ -162,25 +162,26 @@ class Loads:
             for key in more:
                 known.setdefault(key, load)
 
-    def _beginning(self, pool: OpenPool, first: bytes, parent: bytes | None) -> tuple[bytes, list[bytes]]:
+    def _beginning(self, pool: OpenPool, first: bytes, parent: bytes) -> tuple[bytes, list[bytes]]:
         """What has to come up before ``first``, as far as the tiers know its chain: a block needs its whole prefix in G2."""
-        if parent is not None:
-            return parent, []
         before: list[bytes] = []
-        key = first
-        while True:
-            above = next(
-                (
-                    found
-                    for edge in self._tiers.edges
-                    if (found := self._tiers.index(edge.tier.name, pool.spec).parent(key)) is not None
-                ),
-                ROOT,
-            )
-            if above == ROOT or pool.pool.moves.leading([above]):
-                return above, before[::-1]
-            before.append(above)
-            key = above
+        key, above = first, parent
+        while above == ROOT or not pool.pool.moves.leading([above]):
+            if above != ROOT:
+                before.append(above)
+                key = above
+            above = self._parent_below(pool, key)
+            if above == ROOT:
+                break
+        return above, before[::-1]
+
+    def _parent_below(self, pool: OpenPool, key: bytes) -> bytes:
+        """The parent of a block as the tiers know it; the root where they do not."""
+        for edge in self._tiers.edges:
+            parent = self._tiers.index(edge.tier.name, pool.spec).parent(key)
+            if parent is not None:
+                return parent
+        return ROOT
 
     async def _run(self, load: Load) -> None:
         try:
