@@ -41,7 +41,8 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     tier_batch_share: Annotated[float, Flag("part of a pool that a batch may hold while it is written")] = 0.125
     tier_gather_s: Annotated[float, Flag("how long a batch for a lower tier gathers")] = 0.05
     tier_retry_s: Annotated[float, Flag("pause before a tier that cannot be written is tried again")] = 1.0
-    load_chunk_bytes: Annotated[int, Flag("read from a lower tier at once", metavar="BYTES")] = 16 << 20
+    load_chunk_bytes: Annotated[int, Flag("read from a lower tier at once", metavar="BYTES")] = 8 << 20
+    load_depth: Annotated[int, Flag("such reads at the same time for one chain")] = 4
     load_parallel: Annotated[int, Flag("chains brought up at the same time")] = 4
     max_loads: Annotated[int, Flag("chains that are brought up or wait for it")] = 256
     load_deadline_s: Annotated[float, Flag("what was not brought up by then stays below")] = 30.0
@@ -65,6 +66,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
             "tier_batch_bytes",
             "tier_retry_s",
             "load_chunk_bytes",
+            "load_depth",
             "load_parallel",
             "max_loads",
             "load_deadline_s",
@@ -131,6 +133,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     def load_limits(self) -> LoadLimits:
         return LoadLimits(
             chunk_bytes=self.load_chunk_bytes,
+            depth=self.load_depth,
             parallel=self.load_parallel,
             max_loads=self.max_loads,
             deadline_s=self.load_deadline_s,

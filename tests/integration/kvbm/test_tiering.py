@@ -371,7 +371,7 @@ async def test_what_a_tier_refuses_is_not_offered_for_ever(stage: Stage) -> None
     await worker.offload(names("a", 12))
     edge = app_of(running).tiers.edges[0]
     await asyncio.wait_for(edge.quiet.wait(), scaled(10))
-    assert edge.counters.refused == 12
+    assert edge.counters.refused >= 12
 
 
 async def test_an_exception_of_a_tier_does_not_end_kvbm(stage: Stage) -> None:
