@@ -21,6 +21,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     max_pools: Annotated[int, Flag("pools (one per model and block layout) at the same time")] = 8
     max_models: Annotated[int, Flag("models with a stream of KV events, over the whole run")] = 32
     lease_s: Annotated[float, Flag("how long a worker may write or read the slots it was given")] = 10.0
+    g2_pin_share: Annotated[float, Flag("part of a pool that one tenant's directives may pin")] = 0.5
     quarantine_s: Annotated[float, Flag("rest of a slot whose writer went away without a word")] = 30.0
     max_leases_per_worker: Annotated[int, Flag("leases one worker may hold at the same time")] = 256
     max_keys_per_request: Annotated[int, Flag("blocks in one request")] = 16_384
@@ -86,6 +87,8 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if not 0 <= self.g2_pin_share <= 1:
+            raise ValueError("g2_pin_share must be from 0 to 1")
         if not 0 < self.pool_share <= 1:
             raise ValueError("pool_share must be above 0 and at most 1")
         if not 0 < self.tier_batch_share <= 0.5:
@@ -113,6 +116,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
             quarantine_s=self.quarantine_s,
             max_leases_per_instance=self.max_leases_per_worker,
             max_keys_per_request=self.max_keys_per_request,
+            pin_share=self.g2_pin_share,
         )
 
     @property

@@ -30,6 +30,10 @@ class Moves:
         """Blocks that are held or filled."""
         return len(self._held) + len(self._filling)
 
+    def holds(self, block: Block) -> int:
+        """How often a block is held."""
+        return self._held[block]
+
     def leading(self, keys: Sequence[bytes]) -> int:
         """How many leading blocks of this piece of a chain are present."""
         count = 0
@@ -59,14 +63,15 @@ class Moves:
     def make_room(self, parent: bytes, keys: Sequence[bytes]) -> list[Block]:
         """Slots for the leading blocks of ``keys`` below ``parent``, to be written by kvbm; `fill` ends it.
 
-        Only what may be evicted gives way, and nothing is handed out from the first block on that is known already.
+        Only what may be evicted and is not pinned by a directive gives way. Nothing is handed out from the first block on that is
+        known already.
         """
         above = self._pool.find(parent) if parent != ROOT else self._pool.root
         taken: list[Block] = []
         for key in keys:
             if above is None or self._pool.find(key) is not None:
                 break
-            block = self._pool.new_block(key, above)
+            block = self._pool.new_block(key, above, spare_pinned=True)
             if block is None:
                 break
             taken.append(block)
