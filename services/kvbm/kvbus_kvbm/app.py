@@ -54,7 +54,7 @@ class KvbmApp:
             spawn=service.spawn,
             log=service.log,
         )
-        for plan in make_tiers(settings, self.tiers.listener):
+        for plan in make_tiers(settings, self.tiers.listener, log=service.log, clock=self._clock):
             self.tiers.add(plan.tier, plan.policy, plan.write_bytes_per_s)
         self.loads = Loads(
             self.tiers,

@@ -142,7 +142,7 @@ class Stage:
             nats=self._nats_url, namespace=self._namespace, arena_dir=str(self._arena_dir), **values
         )
 
-        def make(settings: KvbmSettings, listener: Any) -> list[TierPlan]:
+        def make(settings: KvbmSettings, listener: Any, **_: Any) -> list[TierPlan]:
             for name in names:
                 self.tiers[name] = FakeTier(name, listener(name))
             return [TierPlan(self.tiers[name], EdgePolicy.parse(self.policies.get(name, "all"))) for name in names]
