@@ -7,20 +7,34 @@ Held blocks cannot be evicted; both kinds have no deadline, since the one who re
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kvbus_blocks.keys import ROOT
 from kvbus_kvbm.core.block import Block, State
+from kvbus_kvbm.core.lower import BlockMeta
 
-if TYPE_CHECKING:
-    from kvbus_kvbm.core.lower import BlockMeta
-    from kvbus_kvbm.core.pool import Pool
+
+class Home(Protocol):
+    """The pool that the blocks are of."""
+
+    @property
+    def root(self) -> Block: ...
+
+    def find(self, key: bytes) -> Block | None: ...
+
+    def new_block(self, key: bytes, above: Block, *, spare_pinned: bool = False) -> Block | None: ...
+
+    def take_pin(self, block: Block) -> None: ...
+
+    def give_pin_back(self, block: Block) -> None: ...
+
+    def adopt(self, blocks: Sequence[Block], metas: Sequence[BlockMeta], failed: Sequence[Block]) -> int: ...
 
 
 class Moves:
     """Part of a `Pool`: it works on the pool's own state."""
 
-    def __init__(self, pool: "Pool") -> None:
+    def __init__(self, pool: Home) -> None:
         self._pool = pool
         self._held: Counter[Block] = Counter()
         self._filling: set[Block] = set()
@@ -79,7 +93,7 @@ class Moves:
         self._filling.update(taken)
         return taken
 
-    def fill(self, blocks: Sequence[Block], metas: "Sequence[BlockMeta]") -> int:
+    def fill(self, blocks: Sequence[Block], metas: Sequence[BlockMeta]) -> int:
         """The leading blocks were written, as ``metas`` say; the others are dropped. How many became present."""
         self._filling.difference_update(blocks)
         good = 0

@@ -16,7 +16,6 @@ slower than its lease. A block that is dropped while it is pinned or written kee
 # ruff: noqa: S101 (check_integrity asserts)
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kvbus_blocks.keys import KEY_BYTES, ROOT
 from kvbus_blocks.retention import PLAIN, Directive, effective
@@ -27,15 +26,13 @@ from kvbus_kvbm.core.errors import InvalidRequest, TooManyKeys
 from kvbus_kvbm.core.integrity import check_tree, check_users
 from kvbus_kvbm.core.keeping import Keeping, directives_of
 from kvbus_kvbm.core.leases import Lease, LeaseTable
+from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.moves import Moves
 from kvbus_kvbm.core.slot_table import SlotTable
 from kvbus_wire.kv_events import KvEvent
 from kvbus_wire.kvbm import BlockDirective, PinnedBlocks, ReservedBlocks, Retained, Slot
 from kvbus_wire.packing import unpack_keys
 from kvbus_wire.worker import SnapshotChain
-
-if TYPE_CHECKING:
-    from kvbus_kvbm.core.lower import BlockMeta
 
 __all__ = ["Pool", "PoolCounters", "PoolLimits", "PoolUsage"]
 
@@ -348,7 +345,7 @@ class Pool:
         self._slots.free_if_unused(block)
         self._keeping.order.offer(block)
 
-    def adopt(self, blocks: Sequence[Block], metas: "Sequence[BlockMeta]", failed: Sequence[Block]) -> int:
+    def adopt(self, blocks: Sequence[Block], metas: Sequence[BlockMeta], failed: Sequence[Block]) -> int:
         """Blocks that kvbm itself has written (see `Moves.fill`); ``failed`` ones are dropped. How many became present.
 
         They bring their directives along; a pin counts against its tenant's share here, too, and one that has expired is none.
