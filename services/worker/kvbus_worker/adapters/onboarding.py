@@ -121,7 +121,11 @@ class Onboarding:
             return None
         asked_at = asyncio.get_running_loop().time()
         request = PinBlocks(
-            pool_id=self._pool.pool_id, instance_id=self._link.instance_id, keys=pack_keys(asked), wait_s=wait_s
+            pool_id=self._pool.pool_id,
+            instance_id=self._link.instance_id,
+            keys=pack_keys(asked),
+            wait_s=wait_s,
+            parent=self._keys[first - 1] if first else ROOT,
         )
         pinned: PinnedBlocks = await self._link.ask(self._pool, request, PinnedBlocks, wait_s=wait_s)
         if not pinned.lease_id:
