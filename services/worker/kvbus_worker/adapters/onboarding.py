@@ -29,6 +29,8 @@ from kvbus_worker.engines.base import Engine, EngineError
 
 G2 = "g2"
 FAILURES = (RequestFailed, ArenaError, EngineError, IndexError)
+_ASK_AGAIN_S = 0.01
+"""A kvbm that does not wait at all is not asked more often."""
 Spawn = Callable[..., asyncio.Task[Any]]
 
 
@@ -89,6 +91,7 @@ class Onboarding:
         self._block_bytes = engine.info.block_bytes
         self._block_size = engine.info.block_size
         self._finished_at = 0.0
+        self._coming = 0
         self.blocks = 0
 
     async def bring(self, patience: Patience, lower_tier: str) -> None:
@@ -99,7 +102,7 @@ class Onboarding:
         self._finished_at = asyncio.get_running_loop().time()
         run = await self._pin(first, 0.0, G2)
         if run is None and lower_tier:
-            run = await self._pin(first, self._wait_s(first, patience), lower_tier)
+            run = await self._pin_below(first, patience, lower_tier)
         while run is not None:
             more = run.pinned.coming or (run.source == G2 and lower_tier)
             ahead = self._ask_ahead(run.end, patience, lower_tier) if more and run.end < len(self._keys) else None
@@ -114,10 +117,19 @@ class Onboarding:
     def _wait_s(self, first: int, patience: Patience) -> float:
         return patience.wait_s((len(self._keys) - first) * self._block_size, asyncio.get_running_loop().time())
 
+    async def _pin_below(self, first: int, patience: Patience, tier: str) -> _Run | None:
+        """Ask again when kvbm has waited as long as it does for one request and they are still on their way."""
+        while (wait_s := self._wait_s(first, patience)) > 0:
+            run = await self._pin(first, wait_s, tier)
+            if run is not None or not self._coming:
+                return run
+            await asyncio.sleep(_ASK_AGAIN_S)
+        return None
+
     async def _pin(self, first: int, wait_s: float, source: str) -> _Run | None:
         """None: nothing (more) is there, or came in time."""
         asked = self._keys[first:]
-        if not asked or (source != G2 and wait_s <= 0):
+        if not asked:
             return None
         asked_at = asyncio.get_running_loop().time()
         request = PinBlocks(
@@ -128,6 +140,7 @@ class Onboarding:
             parent=self._keys[first - 1] if first else ROOT,
         )
         pinned: PinnedBlocks = await self._link.ask(self._pool, request, PinnedBlocks, wait_s=wait_s)
+        self._coming = pinned.coming
         if not pinned.lease_id:
             return None
         pinned = msgspec.structs.replace(pinned, slots=pinned.slots[: len(asked)])
@@ -136,8 +149,7 @@ class Onboarding:
 
     def _ask_ahead(self, first: int, patience: Patience, lower_tier: str) -> _Ahead:
         ahead = _Ahead()
-        pinning = self._pin(first, self._wait_s(first, patience), lower_tier)
-        self._spawn(self._pin_ahead(ahead, pinning), name="kvbm pin ahead")
+        self._spawn(self._pin_ahead(ahead, self._pin_below(first, patience, lower_tier)), name="kvbm pin ahead")
         return ahead
 
     async def _pin_ahead(self, ahead: _Ahead, pinning: Coroutine[Any, Any, _Run | None]) -> None:
