@@ -17,6 +17,7 @@ from kvbus_kvbm.core.lower import BlockMeta, Changed, TierCounters, TierUsage
 from kvbus_kvbm.core.pools import PoolSpec
 from kvbus_kvbm.core.write_through import EdgePolicy
 from kvbus_kvbm.settings import KvbmSettings
+from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.event_log import EventLog
 from kvbus_runtime.service import RunningService, Service, host
 from kvbus_testkit.kvbm import STREAM_BYTES, ByHand, by_hand, content, key
@@ -24,7 +25,15 @@ from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.timing import eventually, scaled
 from kvbus_transfer import checksum
 from kvbus_wire.kv_events import KvEvents, Removed, Stored, decode_events
-from kvbus_wire.kvbm import PinBlocks, PinnedBlocks
+from kvbus_wire.kvbm import (
+    BlockDirective,
+    DropBlocks,
+    DroppedBlocks,
+    PinBlocks,
+    PinnedBlocks,
+    RetainBlocks,
+    Retained,
+)
 from kvbus_wire.packing import pack_keys, unpack_keys
 
 KVBM_ID = "kvbm-1"
@@ -568,3 +577,52 @@ async def test_more_loads_than_the_limit_are_refused_and_counted(stage: Stage) -
     assert running.service.metrics.value("load_refused_total", {"tier": "g2"}) == 1
     disk.open.set()
     assert await onboard(worker, names("a", 4)) == [content(name) for name in names("a", 4)]
+
+
+async def test_dropped_blocks_leave_all_tiers_also_more_than_fit_into_one_request(stage: Stage) -> None:
+    running = await stage.kvbm("g3", "g4", max_keys_per_request=3)
+    worker = await stage.worker()
+    for at in range(0, 8, 2):
+        await worker.offload(names("a", 8)[at : at + 2], parent=f"a{at - 1}" if at else "")
+    await worker.offload(["b"], parent="a1")
+    await eventually(lambda: all(len(tier.held) == 9 for tier in stage.tiers.values()))
+    subject = worker.service.bus.subjects.control(KVBM_ID)
+    request = DropBlocks(model="tiny", keys=pack_keys(map(key, names("a", 8))))
+    dropped: DroppedBlocks = await worker.service.bus.request(subject, request, DroppedBlocks, timeout_s=10)
+    assert dropped.blocks["g2"] == 6, "what has other blocks below it stays"
+    assert dropped.blocks["g3"] == dropped.blocks["g4"] == 8, "(these tiers do not look)"
+    assert await worker.onboard(["a0", "a1", "b"]) == [content(name) for name in ("a0", "a1", "b")]
+    bad = DropBlocks(model="tiny", keys=b"123")
+    with pytest.raises(RequestFailed):
+        await worker.service.bus.request(subject, bad, DroppedBlocks, timeout_s=10)
+    app_of(running)
+
+
+async def test_leases_travel_down_and_come_back_up(stage: Stage) -> None:
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    disk = stage.tiers["g3"]
+    await worker.offload(names("a", 4))
+    await eventually(lambda: len(disk.held) == 4)
+
+    async def retain(*said: BlockDirective) -> Retained:
+        request = RetainBlocks(
+            pool_id=worker.pool_id,
+            instance_id=worker.service.instance_id,
+            keys=pack_keys(map(key, names("a", 4))),
+            directives=said,
+        )
+        retained: Retained = await worker.ask(request, Retained)
+        return retained
+
+    assert (await retain(BlockDirective(start=0, end=2, kind="pinned", ttl_s=60.0, tenant="t"))).unpinned == ()
+    await eventually(lambda: disk.held[key("a1")][0].directive.kind == "pinned")
+    assert disk.held[key("a2")][0].directive.kind == "normal"
+    await evict_all(worker, running)
+    assert len(await onboard(worker, names("a", 4))) == 4
+    pool = next(iter(app_of(running).pools)).pool
+    kinds = [block.directive.kind for name in names("a", 4) if (block := pool.find(key(name)))]
+    assert kinds == ["pinned", "pinned", "normal", "normal"]
+    await evict_all(worker, running)
+    await retain(BlockDirective(start=2, end=4, kind="pinned", ttl_s=60.0, tenant="t"))
+    assert disk.held[key("a3")][0].directive.kind == "pinned", "what lies only below is asked for there"
