@@ -8,14 +8,24 @@ from pathlib import Path
 
 import msgspec
 
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.request import MockOutput
-from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput, StepSink
+from kvbus_worker.engines.base import (
+    DirectiveRun,
+    EngineError,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    StepOutput,
+    StepSink,
+)
 from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits
 from kvbus_worker.engines.mock.script import FINISHES, ScriptError, ScriptFile, ScriptLine
 from kvbus_worker.engines.mock.speech import Speech, one_by_one, pieces_of, played, scripted
 from kvbus_worker.engines.mock.timing import TimingModel
 from kvbus_worker.engines.mock.vocabulary import Vocabulary, made_up_tokens
+from kvbus_worker.engines.said import Said
 
 KV_LAYOUT = "mock-v1"
 _MAX_SCRIPT_BYTES = 64 << 20
@@ -32,6 +42,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens: int = 8192
     max_waiting: int = 1024
     block_bytes: int = 512
+    pin_share: float = 0.5
     output_tokens: int = 128
     script: str = ""
     eos_token_id: int | None = None
@@ -58,6 +69,7 @@ class MockEngine:
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
             max_waiting=config.max_waiting,
+            pin_share=config.pin_share,
         )
         self.scheduler = MockScheduler(limits, config.timing)
         self._info = EngineInfo(
@@ -148,6 +160,18 @@ class MockEngine:
         depth = self.scheduler.cache.adopt(parent, keys, tokens)
         self._hand_over(StepOutput(blocks=self.scheduler.cache.take_events()))
         return depth
+
+    def directives(self, keys: Sequence[bytes]) -> list[Directive]:
+        return [self.scheduler.cache.directive(key) for key in keys]
+
+    async def touch(self, keys: Sequence[bytes], directives: Sequence[DirectiveRun]) -> int:
+        self.scheduler.cache.now_s = time.monotonic()
+        return self.scheduler.cache.touch(keys, Said(directives))
+
+    async def drop_blocks(self, keys: Sequence[bytes]) -> int:
+        dropped = self.scheduler.cache.drop(keys)
+        self._hand_over(StepOutput(blocks=self.scheduler.cache.take_events()))
+        return dropped
 
     def _require_export(self) -> None:
         if not self._info.block_bytes:

@@ -15,7 +15,8 @@ from kvbus_blocks.keys import ROOT
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob
 from kvbus_wire.packing import pack_tokens
-from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput
+from kvbus_worker.engines.base import DirectiveRun, EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput
+from kvbus_worker.engines.said import Said
 from kvbus_worker.engines.step_rates import StepRates
 from kvbus_worker.engines.torch import weights
 from kvbus_worker.engines.torch.attention import Segment
@@ -50,7 +51,7 @@ class Compute:
         except (RuntimeError, MemoryError) as error:  # torch's own: no such device, out of memory
             raise EngineError(ErrorCode.UNAVAILABLE, f"the model cannot be loaded: {error}") from error
         self.model = Transformer(config, loaded, self.cache, info.context_length)
-        self.pool = BlockPool(info.total_blocks)
+        self.pool = BlockPool(info.total_blocks, settings.pin_share)
         limits = Limits(
             block_size=info.block_size,
             max_num_seqs=info.max_num_seqs,
@@ -149,6 +150,7 @@ class Compute:
             return 0, StepOutput()
         # references keep the chain from being evicted to make room for its own end
         held = self.pool.acquire_chain(parent) if parent != ROOT else []
+        above = len(held)
         done = 0
         try:
             for key, packed, content in zip(keys, tokens, data, strict=True):
@@ -166,8 +168,21 @@ class Compute:
                 parent = key
                 done += 1
         finally:
-            self.pool.release(held)
+            self.pool.release(held, unused=above)
         return done, StepOutput(blocks=self.pool.take_events())
+
+    def touch(self, keys: Sequence[bytes], runs: Sequence[DirectiveRun]) -> int:
+        """How many leading blocks are there."""
+        self.pool.now_s = time.monotonic()
+        found = self.pool.lookup(keys)
+        self.pool.acquire(found)
+        self.pool.use(found, Said(runs).of(0, len(found)))
+        self.pool.release(found)
+        return len(found)
+
+    def drop_blocks(self, keys: Sequence[bytes]) -> tuple[int, StepOutput]:
+        """How many are gone, and the events."""
+        return self.pool.drop(keys), StepOutput(blocks=self.pool.take_events())
 
     def _forward(self, chunks: Sequence[Chunk]) -> list[Drawn | None]:
         """One Drawn per chunk that samples, None for the others."""
