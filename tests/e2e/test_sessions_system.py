@@ -1,6 +1,6 @@
 """The whole system: blocks of a session that waits go down under pressure, come back before they are needed, and go for good."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ async def shown(system: System) -> dict[str, Any]:
     return found
 
 
-def tiers(system: System, is_so: Callable[[dict[str, Any]], bool]) -> Callable[[], Awaitable[bool]]:
+def tiers(system: System, is_so: Callable[[dict[str, Any]], bool]) -> Callable[[], Any]:
     async def check() -> bool:
         return is_so(await shown(system))
 
