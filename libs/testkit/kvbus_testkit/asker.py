@@ -12,7 +12,7 @@ from kvbus_testkit.timing import scaled
 from kvbus_wire.frontend import Ended, StepFrame
 from kvbus_wire.packing import pack_tokens, unpack_tokens
 from kvbus_wire.request import Sampling, Stopping
-from kvbus_wire.worker import Accepted, Cancel, Done, Generate, RemotePrefill
+from kvbus_wire.worker import Accepted, Cancel, Done, Generate, Prefetch, Prefetched, RemotePrefill
 
 
 class Answer:
@@ -88,6 +88,18 @@ class Asker:
     async def cancel(self, worker_id: str, answer: Answer) -> None:
         subject = self.service.bus.subjects.control(worker_id)
         await self.service.bus.request(subject, Cancel(request_id=answer.request_id, reason="test"), Done, timeout_s=20)
+
+    async def prefetch(self, worker_id: str, tokens: Sequence[int]) -> Prefetched:
+        """Bring the blocks of a prompt into G1, with as much time as it takes: a request would wait no longer than computing."""
+        message = Prefetch(
+            request_id=secrets.token_hex(4),
+            model=self._model,
+            tokens=pack_tokens(tokens),
+            deadline_ms=int((time.time() + scaled(20)) * 1000),
+        )
+        subject = self.service.bus.subjects.generate(worker_id)
+        answer: Prefetched = await self.service.bus.request(subject, message, Prefetched, timeout_s=scaled(30))
+        return answer
 
     async def drain(self, reason: str) -> None:
         pass

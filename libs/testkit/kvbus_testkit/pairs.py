@@ -77,7 +77,7 @@ async def workers_for(
     start: StartApp[Any],
     **fields: Any,
 ) -> AsyncIterator[Pair]:
-    """``settings``, ``start``: of the worker, which this package does not know; ``name``: of the model; ``fields``: of all workers."""
+    """``settings``, ``start``: of the worker, which this package does not know. ``name``: of the model. ``fields``: of all."""
     common: dict[str, Any] = {
         "nats": nats_server.url,
         "namespace": namespace,

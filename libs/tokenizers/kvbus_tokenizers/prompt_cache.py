@@ -74,9 +74,15 @@ class PromptCache:
         return self._stats
 
     def encode(
-        self, tokenizer: Tokenizer, segments: Iterable[Segment], *, keep_up_to: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        segments: Iterable[Segment],
+        *,
+        keep_up_to: int | None = None,
+        counts: bool = True,
     ) -> EncodedPrompt:
-        """The tokens of `Tokenizer.encode_segments`. Raises as that does. ``keep_up_to``: a prompt with more tokens is not kept."""
+        """The tokens of `Tokenizer.encode_segments`. Raises as that does. ``keep_up_to``: a prompt with more tokens is not kept.
+        ``counts``: it is in the statistics; not so the beginning of one that is there already."""
         names, steps = _chain(tokenizer.fingerprint, segments)
         with self._lock:
             parts = self._known(names, _TOKENS)
@@ -91,7 +97,8 @@ class PromptCache:
         with self._lock:
             if keep_up_to is None or end <= keep_up_to:
                 self._keep(names, _TOKENS, parts)
-            self._count(known, len(names) - known, cached_tokens, end - cached_tokens)
+            if counts:
+                self._count(known, len(names) - known, cached_tokens, end - cached_tokens)
         return EncodedPrompt(b"".join(parts), tuple(ends), tuple(names), cached_tokens)
 
     def attached(self, prompt: EncodedPrompt, label: bytes) -> list[bytes]:
@@ -158,6 +165,21 @@ class PromptCache:
         assert self._stats.size_bytes == sum(map(_size_of, self._values.values()))  # noqa: S101
         assert self._stats.entries == len(self._values)  # noqa: S101
         assert self._stats.size_bytes <= self._limit  # noqa: S101
+
+
+def step_ends(segments: Iterable[Segment]) -> list[int]:
+    """Per step of such a prompt, with how many segments it ends. As `EncodedPrompt.ends`, which counts tokens."""
+    ends: list[int] = []
+    number, size = 0, 0
+    for number, segment in enumerate(segments, 1):
+        if segment.token_id is None:
+            size += len(segment.text) if segment.text.isascii() else len(segment.text.encode())
+        elif size >= STEP_BYTES:
+            ends.append(number)
+            size = 0
+    if number and (not ends or ends[-1] < number):
+        ends.append(number)
+    return ends
 
 
 def _size_of(value: bytes) -> int:

@@ -17,6 +17,7 @@ from kvbus_kvbm.core.snapshots import Snapshots
 from kvbus_kvbm.handlers import blocks, control
 from kvbus_kvbm.handlers.attach import Attaching
 from kvbus_kvbm.handlers.onboard import Onboarding
+from kvbus_kvbm.handlers.retention import Retention
 from kvbus_kvbm.settings import KvbmSettings
 from kvbus_runtime.discovery import Change
 from kvbus_runtime.event_log import KvEventPublisher
@@ -54,7 +55,7 @@ class KvbmApp:
             spawn=service.spawn,
             log=service.log,
         )
-        for plan in make_tiers(settings, self.tiers.listener):
+        for plan in make_tiers(settings, self.tiers.listener, log=service.log, clock=self._clock):
             self.tiers.add(plan.tier, plan.policy, plan.write_bytes_per_s)
         self.loads = Loads(
             self.tiers,
@@ -86,8 +87,17 @@ class KvbmApp:
             max_wait_s=settings.max_pin_wait_s,
             clock=self._clock,
         )
+        retention = Retention(
+            self.pools,
+            self.tiers,
+            self.loads,
+            changed=self._changed,
+            used=self._used,
+            max_keys=settings.max_keys_per_request,
+            clock=self._clock,
+        )
         self._blocks = blocks.BlockRequests(
-            self.pools, attaching, onboarding, changed=self._changed, used=self._used, clock=self._clock
+            self.pools, attaching, onboarding, retention, changed=self._changed, used=self._used, clock=self._clock
         )
         self._control = control.ControlRequests(
             service.instance_id,
@@ -96,6 +106,7 @@ class KvbmApp:
             self._feeds,
             self.snapshots,
             self.tiers,
+            retention,
             stop=service.stop,
             changed=self._wakeups.changed,
             clock=self._clock,

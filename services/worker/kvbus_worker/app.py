@@ -343,6 +343,7 @@ class WorkerApp:
             KvbmLimits(
                 onboard_timeout_s=settings.onboard_timeout_s,
                 onboard_batch_blocks=settings.onboard_batch_blocks,
+                onboard_batch_bytes=settings.onboard_batch_bytes,
                 onboard_min_blocks=settings.onboard_min_blocks,
                 onboard_max_blocks=settings.onboard_max_blocks,
                 onboard_parallel=settings.onboard_parallel,

@@ -66,6 +66,18 @@ async def test_a_prefetch_waits_though_computing_would_be_sooner(pair: tuple[Cli
 
 
 @with_g3
+async def test_a_prefetch_asks_again_when_kvbm_waits_no_longer(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await _in_lower_tier(client, fake, 0)
+    fake.lift.clear()
+    fake.max_wait_s = 0.01
+    bringing = asyncio.create_task(client.kvbm.prefetch(KEYS, pack_tokens(TOKENS), 60.0))
+    await eventually(lambda: len(fake.waits) > 3, what="more questions")
+    fake.lift.set()
+    assert await bringing == len(KEYS) * BLOCK
+
+
+@with_g3
 async def test_a_prefetch_of_what_is_nowhere_ends_at_once(pair: tuple[Client, FakeKvbm]) -> None:
     client, fake = pair
     await eventually(lambda: client.link.pool is not None, what="an attached kvbm")

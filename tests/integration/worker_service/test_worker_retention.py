@@ -59,13 +59,14 @@ class Asker:
         return self.usage[request_id]
 
     async def prefetch(self, *, reply: type[Message] = Prefetched, **fields: Any) -> Any:
-        values = {"request_id": "p", "model": "mock", "tokens": pack_tokens(PROMPT), "deadline_ms": _in(10.0)} | fields
+        values: dict[str, Any] = {"request_id": "p", "model": "mock", "tokens": pack_tokens(PROMPT)}
+        values |= {"deadline_ms": _in(10.0), **fields}
         return await self.generate(Prefetch(**values), reply)
 
     async def drop(self, keys: list[bytes], model: str = "mock") -> dict[str, int]:
         subject = self.service.bus.subjects.control("w")
         message = DropBlocks(model=model, keys=pack_keys(keys))
-        dropped = await self.service.bus.request(subject, message, DroppedBlocks, timeout_s=scaled(10.0))
+        dropped: DroppedBlocks = await self.service.bus.request(subject, message, DroppedBlocks, timeout_s=scaled(10.0))
         return dropped.blocks
 
     async def generate(self, message: Message, reply: type[Message]) -> Any:

@@ -1,7 +1,7 @@
 """Blocks on their way up, from the tiers below into G2: one load per block, whoever asks for it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -89,8 +89,8 @@ class Loads:
     def __len__(self) -> int:
         return len(self._living)
 
-    def bring_up(self, pool: OpenPool, keys: Sequence[bytes], parent: bytes | None) -> Load | None:
-        """Begin to load blocks that are not present, or join the load that brings them. ``parent``: of the first (None: unknown).
+    def bring_up(self, pool: OpenPool, keys: Sequence[bytes], parent: bytes = ROOT) -> Load | None:
+        """Begin to load blocks that are not present, or join the load that brings them. ``parent``: of the first, or the root.
 
         None: there is nothing below, or too much is under way.
         """
@@ -140,12 +140,20 @@ class Loads:
 
     async def give_up(self, pool_id: str) -> None:
         """Return when no load writes into the pool any more."""
-        tasks = [load.task for load in self._living if load.pool.pool_id == pool_id and load.task is not None]
+        await self._end([load for load in self._living if load.pool.pool_id == pool_id])
+        self._loads.pop(pool_id, None)
+
+    async def stop(self, pool_id: str, keys: Sequence[bytes]) -> None:
+        """These blocks are not wanted any more. Return when nobody brings them up."""
+        known = self._loads.get(pool_id, {})
+        await self._end({known[key] for key in keys if key in known})
+
+    async def _end(self, loads: Collection[Load]) -> None:
+        tasks = [load.task for load in loads if load.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._loads.pop(pool_id, None)
 
     async def close(self) -> None:
         for pool_id in list(self._loads):
@@ -162,25 +170,26 @@ class Loads:
             for key in more:
                 known.setdefault(key, load)
 
-    def _beginning(self, pool: OpenPool, first: bytes, parent: bytes | None) -> tuple[bytes, list[bytes]]:
+    def _beginning(self, pool: OpenPool, first: bytes, parent: bytes) -> tuple[bytes, list[bytes]]:
         """What has to come up before ``first``, as far as the tiers know its chain: a block needs its whole prefix in G2."""
-        if parent is not None:
-            return parent, []
         before: list[bytes] = []
-        key = first
-        while True:
-            above = next(
-                (
-                    found
-                    for edge in self._tiers.edges
-                    if (found := self._tiers.index(edge.tier.name, pool.spec).parent(key)) is not None
-                ),
-                ROOT,
-            )
-            if above == ROOT or pool.pool.moves.leading([above]):
-                return above, before[::-1]
-            before.append(above)
-            key = above
+        key, above = first, parent
+        while above == ROOT or not pool.pool.moves.leading([above]):
+            if above != ROOT:
+                before.append(above)
+                key = above
+            above = self._parent_below(pool, key)
+            if above == ROOT:
+                break
+        return above, before[::-1]
+
+    def _parent_below(self, pool: OpenPool, key: bytes) -> bytes:
+        """The parent of a block as the tiers know it; the root where they do not."""
+        for edge in self._tiers.edges:
+            parent = self._tiers.index(edge.tier.name, pool.spec).parent(key)
+            if parent is not None:
+                return parent
+        return ROOT
 
     async def _run(self, load: Load) -> None:
         try:
@@ -201,14 +210,13 @@ class Loads:
     async def _step(self, load: Load) -> bool:
         """Bring the next few blocks up. False: there are no more."""
         pool = load.pool
-        chunk_blocks = max(1, self._limits.chunk_bytes // pool.spec.block_bytes)
-        present = pool.pool.moves.leading(load.keys[load.at : load.at + chunk_blocks])
+        present = pool.pool.moves.leading(load.keys[load.at :])
         if present:
             load.advance(load.at + present)
             return True
         for edge in self._tiers.edges:
             count = await self._reach(edge, load)
-            if count and await self._read(edge, load, min(count, chunk_blocks)):
+            if count and await self._read(edge, load, min(count, self._limits.depth * self._chunk_blocks(pool))):
                 return True
         return False
 
@@ -225,29 +233,44 @@ class Loads:
             load.stir()
         return max(0, load.has.get(name, 0) - at)
 
-    async def _read(self, edge: Edge, load: Load, count: int) -> int:
-        """Read blocks into G2; how many came."""
-        pool = load.pool
+    async def _read(self, edge: Edge, load: Load, count: int) -> bool:
+        """Read blocks into G2, some pieces at the same time. False: none came."""
+        pool, counters = load.pool, self._counters_of(edge.tier.name)
         blocks: list[Block] = pool.pool.moves.make_room(load.above, load.keys[load.at : load.at + count])
         if not blocks:
-            self._counters_of(edge.tier.name).no_room += 1
-            return 0
+            counters.no_room += 1
+            return False
+        size = self._chunk_blocks(pool)
+        pieces = [blocks[at : at + size] for at in range(0, len(blocks), size)]
+        before, started_s = load.at, self._clock()
+        try:
+            # Cancelled: gather cancels all of them, and each gives its slots back before it ends.
+            async with asyncio.TaskGroup() as group:
+                for piece in pieces:
+                    group.create_task(self._read_piece(edge, load, piece))
+        finally:
+            counters.seconds += self._clock() - started_s
+        return load.at > before
+
+    async def _read_piece(self, edge: Edge, load: Load, blocks: Sequence[Block]) -> None:
+        pool = load.pool
         metas: list[BlockMeta] = []
-        started_s = self._clock()
         try:
             into = [self._arenas.view(pool.pool_id, block.slot, pool.spec.block_bytes) for block in blocks]
             metas = await self._tiers.read(edge, pool.spec, [block.key for block in blocks], into)
         finally:
             came = pool.pool.moves.fill(blocks, metas)
             self._changed(pool)
-            self._tiers.lies_in(edge.tier.name, pool, [block.key for block in blocks[:came]])
-        counters = self._counters_of(edge.tier.name)
-        counters.blocks += came
-        counters.bytes += came * pool.spec.block_bytes
-        counters.seconds += self._clock() - started_s
-        if came:
-            load.advance(load.at + came)
-        return came
+            self._tiers.lies_in(edge.tier.name, pool, [block.key for block in blocks[: len(metas)]])
+            counters = self._counters_of(edge.tier.name)
+            counters.blocks += came
+            counters.bytes += came * pool.spec.block_bytes
+            present = pool.pool.moves.leading(load.keys[load.at :])
+            if present:
+                load.advance(load.at + present)
+
+    def _chunk_blocks(self, pool: OpenPool) -> int:
+        return max(1, self._limits.chunk_bytes // pool.spec.block_bytes)
 
     def _counters_of(self, tier: str) -> LoadCounters:
         return self.counters.setdefault(tier, LoadCounters())

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from kvbus_blocks.keys import ROOT
+from kvbus_blocks.retention import Directive
 from kvbus_kvbm.adapters.arenas import Arenas
 from kvbus_kvbm.core.block import Block, State
 from kvbus_kvbm.core.lower import BlockMeta, Changed, LowerTier
@@ -30,6 +31,7 @@ class EdgeCounters(msgspec.Struct):
     refused: int = 0
     missed: int = 0
     failures: int = 0
+    renewals_dropped: int = 0
     write_s: float = 0.0
     written_bytes: int = 0
 
@@ -48,6 +50,9 @@ class Edge:
         self.quiet.set()
         self.stuck = False
         # Keys of the batch that is being written, and those of them that were dropped meanwhile.
+        # Directives that have changed and the tier does not know yet.
+        self.renewals: dict[PoolSpec, dict[bytes, Directive]] = {}
+        self.renew = asyncio.Event()
         self.writing: set[bytes] = set()
         self.doomed: set[bytes] = set()
         self.writing_pool = ""
@@ -85,6 +90,7 @@ class Tiers:
         self.edges: list[Edge] = []
         self._index: dict[str, dict[PoolSpec, TierIndex]] = {}
         self._tasks: list[asyncio.Task[Any]] = []
+        self._renewing: list[asyncio.Task[Any]] = []
 
     def listener(self, name: str) -> Changed:
         """What the tier of this name has to call with its changes."""
@@ -106,6 +112,7 @@ class Tiers:
         for edge in self.edges:
             await edge.tier.start()
         for edge in self.edges:
+            self._renewing.append(self._spawn(self._tell_renewals(edge), name=f"renew leases in {edge.tier.name}"))
             self._tasks.append(self._spawn(self._write_down(edge), name=f"write through to {edge.tier.name}"))
 
     async def drain(self) -> None:
@@ -113,14 +120,17 @@ class Tiers:
         for edge in self.edges:
             if not edge.stuck:
                 await edge.quiet.wait()
+                await self._renew_now(edge)
 
     async def close(self) -> None:
         """Stop the moves and close the tiers. Idempotent."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._renewing]
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks)
         self._tasks.clear()
+        self._renewing.clear()
         for edge in self.edges:
             await self._close_tier(edge.tier)
 
@@ -174,6 +184,46 @@ class Tiers:
                 await asyncio.wait([self._tasks[i]])
                 self._tasks[i] = self._spawn(self._write_down(edge), name=f"write through to {edge.tier.name}")
                 edge.wake.set()
+
+    def renew(self, spec: PoolSpec, keys: Sequence[bytes], directives: Sequence[Directive]) -> None:
+        """What holds for these blocks from now on, for those tiers that have them; told to them soon, the last word only."""
+        for edge in self.edges:
+            index = self.index(edge.tier.name, spec)
+            renewals = edge.renewals.setdefault(spec, {})
+            for key, directive in zip(keys, directives, strict=True):
+                if key not in index:
+                    continue
+                if key in renewals or len(renewals) < self._limits.queue_blocks:
+                    renewals[key] = directive
+                else:
+                    edge.counters.renewals_dropped += 1
+            edge.renew.set()
+
+    async def retain(self, spec: PoolSpec, keys: Sequence[bytes], directives: Sequence[Directive]) -> set[int]:
+        """The same, at once, for blocks that are not in G2. The positions that were to be pinned and are not, in any tier."""
+        pinned: set[int] = set()
+        refused: set[int] = set()
+        for edge in self.edges:
+            index = self.index(edge.tier.name, spec)
+            places = [i for i, key in enumerate(keys) if key in index]
+            if places:
+                call = edge.tier.retain(spec, [keys[i] for i in places], [directives[i] for i in places])
+                without = {places[i] for i in await self._guarded(edge, call, range(len(places)))}
+                refused |= without
+                pinned |= set(places) - without
+        return {i for i in refused - pinned if directives[i].kind == "pinned"}
+
+    async def _tell_renewals(self, edge: Edge) -> None:
+        while True:
+            await edge.renew.wait()
+            edge.renew.clear()
+            await asyncio.sleep(self._limits.gather_s)
+            await self._renew_now(edge)
+
+    async def _renew_now(self, edge: Edge) -> None:
+        renewals, edge.renewals = edge.renewals, {}
+        for spec, said in renewals.items():
+            await self._guarded(edge, edge.tier.retain(spec, list(said), list(said.values())), [])
 
     async def drop(self, spec: PoolSpec, pool_id: str, keys: Sequence[bytes]) -> dict[str, int]:
         """Free these blocks in all tiers, also those that are on their way down; how many were freed, by tier."""

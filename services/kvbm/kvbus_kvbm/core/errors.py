@@ -11,6 +11,7 @@ KvbmError
     LeaseGone        the lease has ended, or never was
     PoolGone         no such pool: kvbm was restarted or took the pool back; attach again
     SnapshotGone     the snapshot's chunks are not kept any more; ask for a new one
+StorageRefused       a lower tier cannot be used as it is set up; ends the start, no reply to anybody
 """
 
 from kvbus_wire.errors import ErrorCode, ErrorReply
@@ -77,3 +78,7 @@ class SnapshotGone(Gone):
 class Draining(KvbmError):
     code = ErrorCode.DRAINING
     retryable = True
+
+
+class StorageRefused(Exception):
+    """A person has to correct it: what is wrong, with the numbers."""

@@ -7,20 +7,34 @@ Held blocks cannot be evicted; both kinds have no deadline, since the one who re
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kvbus_blocks.keys import ROOT
 from kvbus_kvbm.core.block import Block, State
+from kvbus_kvbm.core.lower import BlockMeta
 
-if TYPE_CHECKING:
-    from kvbus_kvbm.core.lower import BlockMeta
-    from kvbus_kvbm.core.pool import Pool
+
+class Home(Protocol):
+    """The pool that the blocks are of."""
+
+    @property
+    def root(self) -> Block: ...
+
+    def find(self, key: bytes) -> Block | None: ...
+
+    def new_block(self, key: bytes, above: Block, *, spare_pinned: bool = False) -> Block | None: ...
+
+    def take_pin(self, block: Block) -> None: ...
+
+    def give_pin_back(self, block: Block) -> None: ...
+
+    def adopt(self, blocks: Sequence[Block], metas: Sequence[BlockMeta], failed: Sequence[Block]) -> int: ...
 
 
 class Moves:
     """Part of a `Pool`: it works on the pool's own state."""
 
-    def __init__(self, pool: "Pool") -> None:
+    def __init__(self, pool: Home) -> None:
         self._pool = pool
         self._held: Counter[Block] = Counter()
         self._filling: set[Block] = set()
@@ -29,6 +43,10 @@ class Moves:
     def busy(self) -> int:
         """Blocks that are held or filled."""
         return len(self._held) + len(self._filling)
+
+    def holds(self, block: Block) -> int:
+        """How often a block is held."""
+        return self._held[block]
 
     def leading(self, keys: Sequence[bytes]) -> int:
         """How many leading blocks of this piece of a chain are present."""
@@ -59,14 +77,15 @@ class Moves:
     def make_room(self, parent: bytes, keys: Sequence[bytes]) -> list[Block]:
         """Slots for the leading blocks of ``keys`` below ``parent``, to be written by kvbm; `fill` ends it.
 
-        Only what may be evicted gives way, and nothing is handed out from the first block on that is known already.
+        Only what may be evicted and is not pinned by a directive gives way. Nothing is handed out from the first block on that is
+        known already.
         """
         above = self._pool.find(parent) if parent != ROOT else self._pool.root
         taken: list[Block] = []
         for key in keys:
             if above is None or self._pool.find(key) is not None:
                 break
-            block = self._pool.new_block(key, above)
+            block = self._pool.new_block(key, above, spare_pinned=True)
             if block is None:
                 break
             taken.append(block)
@@ -74,7 +93,7 @@ class Moves:
         self._filling.update(taken)
         return taken
 
-    def fill(self, blocks: Sequence[Block], metas: "Sequence[BlockMeta]") -> int:
+    def fill(self, blocks: Sequence[Block], metas: Sequence[BlockMeta]) -> int:
         """The leading blocks were written, as ``metas`` say; the others are dropped. How many became present."""
         self._filling.difference_update(blocks)
         good = 0

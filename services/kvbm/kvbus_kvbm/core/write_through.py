@@ -25,10 +25,11 @@ class TierLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """``chunk_bytes``: read at once; ``parallel``: loads that read at the same time; ``max_loads``: in all; ``deadline_s``: what a
-    load has not brought up by then it leaves."""
+    """``chunk_bytes``: read at once, ``depth`` of them at the same time for one load; ``parallel``: loads that read at the same
+    time; ``max_loads``: in all; ``deadline_s``: what a load has not brought up by then it leaves."""
 
     chunk_bytes: int
+    depth: int
     parallel: int
     max_loads: int
     deadline_s: float

@@ -7,13 +7,21 @@ from kvbus_kvbm.core.pools import OpenPool, Pools
 from kvbus_kvbm.handlers.attach import Attaching
 from kvbus_kvbm.handlers.onboard import Onboarding
 from kvbus_kvbm.handlers.refusals import refusals
+from kvbus_kvbm.handlers.retention import Retention
 from kvbus_runtime.bus import RequestContext
-from kvbus_wire.kvbm import AttachPool, CommitBlocks, PinBlocks, ReleaseLease, ReserveBlocks
+from kvbus_wire.kvbm import AttachPool, CommitBlocks, PinBlocks, ReleaseLease, ReserveBlocks, RetainBlocks
 from kvbus_wire.message import Message
 from kvbus_wire.worker import Done
 
-REQUESTS: tuple[type[Message], ...] = (AttachPool, ReserveBlocks, CommitBlocks, PinBlocks, ReleaseLease)
-Request = AttachPool | ReserveBlocks | CommitBlocks | PinBlocks | ReleaseLease
+REQUESTS: tuple[type[Message], ...] = (
+    AttachPool,
+    ReserveBlocks,
+    CommitBlocks,
+    PinBlocks,
+    ReleaseLease,
+    RetainBlocks,
+)
+Request = AttachPool | ReserveBlocks | CommitBlocks | PinBlocks | ReleaseLease | RetainBlocks
 
 
 class BlockRequests:
@@ -25,6 +33,7 @@ class BlockRequests:
         pools: Pools,
         attaching: Attaching,
         onboarding: Onboarding,
+        retention: Retention,
         *,
         changed: Callable[[OpenPool], None],
         used: Callable[[OpenPool, bytes], None],
@@ -32,6 +41,7 @@ class BlockRequests:
     ) -> None:
         self._pools = pools
         self._onboarding = onboarding
+        self._retention = retention
         self._used = used
         self._attaching = attaching
         self._changed = changed
@@ -50,13 +60,17 @@ class BlockRequests:
                 case ReserveBlocks():
                     self._check_open()
                     return self._reserve(request)
+                case RetainBlocks():
+                    return await self._retention.retain(request)
                 case CommitBlocks() | ReleaseLease():
                     return self._end(request)
 
     def _reserve(self, request: ReserveBlocks) -> Message:
         pool = self._pools.get(request.pool_id)
         try:
-            return pool.pool.reserve(request.instance_id, request.parent, request.keys, self._clock())
+            return pool.pool.reserve(
+                request.instance_id, request.parent, request.keys, self._clock(), request.directives
+            )
         finally:
             self._changed(pool)
             self._used(pool, request.keys)

@@ -1,4 +1,4 @@
-"""The control subject: snapshots for indexers, and the order to drain."""
+"""The control subject: snapshots for indexers, blocks that nobody needs any more, and the order to drain."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,13 @@ from kvbus_kvbm.adapters.tiers import Tiers
 from kvbus_kvbm.core.pools import Pools
 from kvbus_kvbm.core.snapshots import Feed, Snapshots
 from kvbus_kvbm.handlers.refusals import refusals
+from kvbus_kvbm.handlers.retention import Retention
 from kvbus_runtime.bus import RequestContext
+from kvbus_wire.kvbm import DropBlocks
 from kvbus_wire.message import Message
 from kvbus_wire.worker import BlockSnapshot, BlockSnapshotChunk, Done, Drain, SnapshotChain
 
-REQUESTS: tuple[type[Message], ...] = (BlockSnapshot, Drain)
+REQUESTS: tuple[type[Message], ...] = (BlockSnapshot, DropBlocks, Drain)
 
 
 class ControlRequests:
@@ -26,6 +28,7 @@ class ControlRequests:
         feeds: EventFeeds,
         snapshots: Snapshots,
         tiers: Tiers,
+        retention: Retention,
         *,
         stop: Callable[[str], None],
         changed: Callable[[], None],
@@ -37,15 +40,18 @@ class ControlRequests:
         self._feeds = feeds
         self._snapshots = snapshots
         self._tiers = tiers
+        self._retention = retention
         self._stop = stop
         self._changed = changed
         self._clock = clock
 
-    async def handle(self, request: BlockSnapshot | Drain, context: RequestContext) -> Message:
+    async def handle(self, request: BlockSnapshot | DropBlocks | Drain, context: RequestContext) -> Message:
         if isinstance(request, Drain):
             self._stop("told to drain")
             return Done()
         with refusals():
+            if isinstance(request, DropBlocks):
+                return await self._retention.drop(request)
             return self._snapshot(request)
 
     def _snapshot(self, request: BlockSnapshot) -> BlockSnapshotChunk:

@@ -40,7 +40,9 @@ class Onboarding:
         if len(pinned.slots) == len(keys):
             return pinned
         run = len(pinned.slots)
-        load = self._loads.bring_up(self._pools.get(request.pool_id), keys[run:], keys[run - 1] if run else None)
+        load = self._loads.bring_up(
+            self._pools.get(request.pool_id), keys[run:], keys[run - 1] if run else request.parent
+        )
         if load is None:
             return pinned
         if not run:

@@ -1,0 +1,1 @@
+"""G3: KV blocks on a disk of this host."""
