@@ -238,7 +238,7 @@ class WorkerApp:
                 onboard_probe_s=settings.onboard_probe_s,
                 offload_gather_s=settings.offload_gather_s,
                 offload_repair_s=settings.offload_repair_s,
-                max_keys=(service.bus.max_payload // 2) // KEY_BYTES,
+                max_keys=min((service.bus.max_payload // 2) // KEY_BYTES, settings.onboard_max_blocks),
             ),
             spawn=service.spawn,
             metrics=self._metrics,
