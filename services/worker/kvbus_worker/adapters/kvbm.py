@@ -65,7 +65,9 @@ class Kvbm:
             link,
             store,
             queue,
-            WriteThroughLimits(gather_s=limits.offload_gather_s, repair_s=limits.offload_repair_s),
+            WriteThroughLimits(
+                gather_s=limits.offload_gather_s, batch_blocks=queue.batch_blocks, repair_s=limits.offload_repair_s
+            ),
             self._importing,
             metrics=metrics,
         )
