@@ -212,3 +212,17 @@ def test_the_explanation_names_the_pair() -> None:
     chosen = next(terms for terms in after.workers if terms.worker_id == "d")
     assert [part.source for part in chosen.onboard] == ["remote"]
     assert msgspec.structs.asdict(chosen)["uncached_tokens"] == 4
+
+
+def test_of_many_prefill_workers_the_idle_and_those_that_hold_the_prompt_are_looked_at() -> None:
+    workers = [_worker(f"p{k:03}", "prefill") for k in range(100)]
+    dispatcher = _dispatcher(_worker("d", "decode"), *workers)
+    for k in range(100):
+        dispatcher.load_report(report(f"p{k:03}", waiting_tokens=100 * (100 - k)), 0.0)
+    placed = _place(dispatcher, matches=[g1("p000", 3)])
+    explained = dispatcher.explain_placed("r")
+    assert _prefiller(placed) == "p099"
+    assert explained is not None
+    assert len(explained.prefill) == 16
+    far = _place(dispatcher, "r2", keys=chain(*range(1000, 1000 + BLOCKS)), matches=[g1("p080", BLOCKS)])
+    assert _prefiller(far) == "p080"

@@ -13,7 +13,9 @@ are behind everything is computed where it is needed: all by predicted time. The
 transfer.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
+from heapq import nlargest, nsmallest
 
 import msgspec
 
@@ -29,6 +31,8 @@ from kvbus_wire.records import WorkerRecord
 from kvbus_wire.router import PrefillTerms, RouteRequest
 from kvbus_wire.worker import RemotePrefill
 
+CANDIDATES = 16
+"""Of many prefill workers so many are looked at for what waits there, and as many for what they hold."""
 SAME_HOST_ONLY = frozenset({"shm"})
 
 
@@ -73,8 +77,8 @@ class PairPlanner:
             return PairPlan(chosen)
         found = [
             self._terms(request, chosen, decode, other, holders, thresholds, moved)
-            for other in roster.prefillers
-            if other is not decode and _prefills_for(other.worker, decode.worker)
+            for other in self._candidates(roster, decode, holders)
+            if other is not decode
         ]
         # Of two that are about as soon, the one that has less to compute: so a fan-out is computed by one.
         work = self._weights.work_weight
@@ -88,6 +92,18 @@ class PairPlanner:
             raise AssertionError("a worker has left the roster it was taken from")
         prefill = RemotePrefill(worker_id=best.worker_id, incarnation=worker.incarnation, tokens=moved)
         return PairPlan(_with_remote(chosen, moved, best.ready_s), terms, prefill, moved - best.cached_tokens)
+
+    def _candidates(self, roster: Roster, decode: Worker, holders: Holders) -> Sequence[Worker]:
+        """All, or of many those that have the least to compute, and those that hold the most of the prompt."""
+        everyone = roster.prefillers(decode.worker.role)
+        if len(everyone) <= 2 * CANDIDATES:
+            return everyone
+        idle = nsmallest(CANDIDATES, everyone, key=self._waiting_tokens)
+        held = nlargest(CANDIDATES, everyone, key=holders.depth)
+        return [*idle, *(worker for worker in held if holders.depth(worker) and worker not in idle)]
+
+    def _waiting_tokens(self, worker: Worker) -> int:
+        return worker.totals.waiting_tokens + self._prefills.on_top(worker.worker_id)[1]
 
     def _terms(
         self,
@@ -106,7 +122,9 @@ class PairPlanner:
         weights = self._weights
         there = estimate(other, request.prompt_tokens, holders.cached(other), weights)
         rest = chosen.uncached_tokens - moved
-        wait_s = there.wait_s + tokens / there.prefill_tokens_per_s
+        # What lies there already is read without any wait for the engine.
+        computes = there.cached_tokens < chosen.cached_tokens + chosen.inflight_tokens + chosen.onboard_tokens + moved
+        wait_s = there.wait_s + tokens / there.prefill_tokens_per_s if computes else 0.0
         prefill_s = max(0.0, there.prefill_s - rest / there.prefill_tokens_per_s)
         rate = decode.onboard_tokens_per_s(REMOTE) or decode.prefill_tokens_per_s * weights.remote_speedup
         transfer_s = moved / rate
@@ -137,11 +155,6 @@ def _moved_tokens(request: RouteRequest, chosen: Estimate, decode: Worker) -> in
     block_size = decode.worker.model.block_size
     most = max(0, request.prompt_tokens - 1) // block_size * block_size
     return most - (request.prompt_tokens - chosen.uncached_tokens)
-
-
-def _prefills_for(other: WorkerRecord, decode: WorkerRecord) -> bool:
-    """Among workers that do both nobody computes for another: the router sends the request there, then."""
-    return other.role == "prefill" or decode.role == "decode"
 
 
 def _why_not(

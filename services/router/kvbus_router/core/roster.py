@@ -8,11 +8,14 @@ from kvbus_router.core.workers import Worker
 
 
 class Roster:
-    """Made anew when a worker comes or goes."""
+    """Made anew when a worker comes, goes, or changes its role."""
 
     def __init__(self, workers: Iterable[Worker] = ()) -> None:
         self.workers: Sequence[Worker] = tuple(workers)
         self._by_id = {worker.worker_id: worker for worker in self.workers}
+        movers = [worker for worker in self.workers if worker.worker.transfers]
+        self._for_all = tuple(worker for worker in movers if worker.worker.role == "prefill")
+        self._for_decode = tuple(worker for worker in movers if worker.worker.role != "decode")
         self._by_host: dict[str, list[Worker]] = {}
         for worker in self.workers:
             self._by_host.setdefault(worker.record.host_id, []).append(worker)
@@ -20,10 +23,10 @@ class Roster:
     def __len__(self) -> int:
         return len(self.workers)
 
-    @property
-    def prefillers(self) -> Iterator[Worker]:
-        """Those that may compute prompts for others."""
-        return (worker for worker in self.workers if worker.worker.role != "decode" and worker.worker.transfers)
+    def prefillers(self, role: str) -> Sequence[Worker]:
+        """Those that may compute prompts for a worker of this role: among workers that do both nobody computes for another, since
+        the router sends the request there, then."""
+        return self._for_decode if role == "decode" else self._for_all
 
     def get(self, worker_id: str) -> Worker | None:
         return self._by_id.get(worker_id)

@@ -81,6 +81,11 @@ class Holders:
         named = ((roster.get(who),) if isinstance(who, str) else who for who, _ in held)
         return islice((worker for workers in named for worker in workers if worker is not None), most)
 
+    def depth(self, worker: Worker) -> int:
+        """Leading blocks that it holds or computes."""
+        worker_id = worker.worker_id
+        return max(part.get(worker_id, 0) for part in (self._g1, self._inflight, self._predicted))
+
     def cached(self, worker: Worker) -> Cached:
         worker_id = worker.worker_id
         g1, inflight = self._g1.get(worker_id, 0), self._inflight.get(worker_id, 0)

@@ -77,6 +77,8 @@ class RouterState:
             record.incarnation,
             record.worker.model.name,
         ):
+            if (known.worker.role, known.worker.transfers) != (record.worker.role, record.worker.transfers):
+                self._rosters.pop(record.worker.model.name, None)
             known.record, known.worker = record, record.worker
             self.changes += 1
             return
