@@ -12,6 +12,7 @@ from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.timing import eventually, eventually_sync
 from kvbus_testkit.up import KvbusUp, run_kvbus
+from kvbus_wire.transfer import EndPrefill
 
 ROLES = ("frontend", "router", "indexer", "worker", "kvbm")
 CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "nats" / "nats-roles.conf"
@@ -74,10 +75,23 @@ def test_every_role_has_what_it_needs_and_nothing_is_refused(
     explained = run_kvbus("router", "explain", "--nats", server.url, *operator, "--request-id", first["id"], "--json")
     assert (limits.returncode, explained.returncode) == (0, 0), limits.stderr + explained.stderr
     assert json.loads(explained.stdout)["ttft_s"] > 0
+    named = run_kvbus("worker", "set-role", "worker-0", "both", "--nats", server.url, *operator)
+    assert named.returncode == 0, named.stderr
     system.interrupt()
     assert system.wait() == 0, system.output
     refused = [line for line in server.log_file.read_text().splitlines() if "Violation" in line]
     assert refused == []
+
+
+async def test_workers_may_ask_each_other_for_blocks(server: NatsServer) -> None:
+    settings = CommonSettings(nats=server.url, nats_user="worker", nats_password="secret-of-worker")
+    heard: list[EndPrefill] = []
+    async with open_bus(settings, name="worker") as bus:
+        subject = bus.subjects.transfer("worker-7")
+        await bus.subscribe(subject, (EndPrefill,), heard.append)
+        await bus.publish(subject, EndPrefill(prefill_id="x", reason="done"))
+        await eventually(lambda: heard, what="the message to a worker")
+    assert "Violation" not in server.log_file.read_text()
 
 
 def test_a_role_cannot_do_what_belongs_to_another(server: NatsServer) -> None:
