@@ -260,16 +260,12 @@ class WorkerApp:
         service, settings = self._service, self._settings
         if not settings.transfer or not (info.block_bytes or info.handover):
             return None
-        transfer = TransferSettings(
-            backends=settings.transfer_names,
-            secret=settings.transfer_secret.encode(),
-            host=settings.transfer_host,
-            port=settings.transfer_port,
-            advertise=settings.transfer_advertise,
-            staging_bytes=settings.staging_bytes,
-        )
         return TransferLink(
-            service.instance_id, transfer, block_bytes=info.block_bytes, layout=info.kv_layout, log=service.log
+            service.instance_id,
+            TransferSettings.of(settings),
+            block_bytes=info.block_bytes,
+            layout=info.kv_layout,
+            log=service.log,
         )
 
     def _make_prefills(self, transfer: TransferLink, limits: ModelLimits) -> RemotePrefillHandler:
@@ -280,11 +276,7 @@ class WorkerApp:
             PrefillJobs(limit=settings.max_remote_prefills, slots=transfer.slots),
             transfer,
             limits,
-            PrefillLimits(
-                lease_s=settings.prefill_lease_s,
-                wait_s=settings.prefill_wait_s,
-                chunk_blocks=settings.prefill_chunk_blocks,
-            ),
+            PrefillLimits.of(settings),
             self._kvbm,
             incarnation=service.incarnation,
             spawn=service.spawn,
@@ -294,21 +286,13 @@ class WorkerApp:
         )
 
     def _make_remote(self, transfer: TransferLink, limits: ModelLimits) -> RemotePrefiller:
-        service, settings = self._service, self._settings
+        service = self._service
         return RemotePrefiller(
             service.bus,
             self._engine,
             transfer,
             limits,
-            PullLimits(
-                request_timeout_s=settings.prefill_timeout_s,
-                stall_s=settings.prefill_stall_s,
-                lease_s=settings.prefill_lease_s,
-                wait_s=settings.prefill_wait_s,
-                chunk_blocks=settings.prefill_chunk_blocks,
-                min_blocks=settings.prefill_min_blocks,
-                parallel=settings.prefill_parallel,
-            ),
+            PullLimits.of(self._settings),
             instance_id=service.instance_id,
             spawn=service.spawn,
             metrics=self._metrics,

@@ -25,6 +25,7 @@ from kvbus_worker.core.admission import Admitted, ModelLimits
 from kvbus_worker.core.onboard_rates import OnboardRates
 from kvbus_worker.core.pulls import Coming
 from kvbus_worker.engines.base import Engine, EngineError, HandsOver
+from kvbus_worker.settings import WorkerSettings
 
 SOURCE = "remote"
 _NEW = 0.2  # weight of the newest observation of the hand-over's time
@@ -42,6 +43,18 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
     chunk_blocks: int
     min_blocks: int
     parallel: int
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> "PullLimits":
+        return cls(
+            request_timeout_s=settings.prefill_timeout_s,
+            stall_s=settings.prefill_stall_s,
+            lease_s=settings.prefill_lease_s,
+            wait_s=settings.prefill_wait_s,
+            chunk_blocks=settings.prefill_chunk_blocks,
+            min_blocks=settings.prefill_min_blocks,
+            parallel=settings.prefill_parallel,
+        )
 
 
 class Brought(msgspec.Struct, frozen=True):

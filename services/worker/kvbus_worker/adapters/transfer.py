@@ -10,6 +10,7 @@ import msgspec
 
 from kvbus_transfer import Arena, Granted, Region, TransferAgent, TransferLimits, remove_stale
 from kvbus_transfer.hosts import host_identity, shm_folder
+from kvbus_worker.settings import WorkerSettings
 
 _STAGING_FILES = "kvbus-staging-*.arena"
 
@@ -23,6 +24,17 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     advertise: str
     staging_bytes: int
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> "TransferSettings":
+        return cls(
+            backends=settings.transfer_names,
+            secret=settings.transfer_secret.encode(),
+            host=settings.transfer_host,
+            port=settings.transfer_port,
+            advertise=settings.transfer_advertise,
+            staging_bytes=settings.staging_bytes,
+        )
 
 
 class Reader(Protocol):

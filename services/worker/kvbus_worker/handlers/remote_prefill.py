@@ -23,6 +23,7 @@ from kvbus_worker.core.prefill_jobs import PrefillJob, PrefillJobs, StagedChunk
 from kvbus_worker.core.roles import Role
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import Engine, EngineError, EngineRequest, HandsOver, StepOutput
+from kvbus_worker.settings import WorkerSettings
 
 TRANSFER_MESSAGES = (StartPrefill, NextBlocks, EndPrefill)
 
@@ -53,6 +54,14 @@ class PrefillLimits(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float
     wait_s: float
     chunk_blocks: int
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> "PrefillLimits":
+        return cls(
+            lease_s=settings.prefill_lease_s,
+            wait_s=settings.prefill_wait_s,
+            chunk_blocks=settings.prefill_chunk_blocks,
+        )
 
 
 class RemotePrefillHandler:
