@@ -10,7 +10,7 @@ import msgspec
 from kvbus_blocks.keys import CacheDomain, chain_keys
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.serving import RequestContext
-from kvbus_transfer import ArenaError, Granted, LimitReached, checksum
+from kvbus_transfer import ArenaError
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.message import Message
 from kvbus_wire.packing import TOKEN_BYTES, unpack_tokens
@@ -19,25 +19,14 @@ from kvbus_wire.transfer import BlocksReady, EndPrefill, NextBlocks, PrefillStar
 from kvbus_wire.worker import Done
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.core.admission import ModelLimits
-from kvbus_worker.core.prefill_jobs import PrefillJob, PrefillJobs, StagedChunk
+from kvbus_worker.core.prefill_jobs import PrefillJob, PrefillJobs
 from kvbus_worker.core.roles import Role
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import Engine, EngineError, EngineRequest, HandsOver, StepOutput
+from kvbus_worker.handlers.chunk_stager import ChunkStager, Staging, gone
 from kvbus_worker.settings import WorkerSettings
 
 TRANSFER_MESSAGES = (StartPrefill, NextBlocks, EndPrefill)
-
-
-class Staging(Protocol):
-    """Memory that peers can read: `kvbus_worker.adapters.transfer.TransferLink`."""
-
-    async def prepare(self) -> None: ...
-
-    def view(self, slot: int) -> memoryview: ...
-
-    def grant(self, slots: Sequence[int], lease_s: float, peer: str) -> Granted: ...
-
-    def release(self, lease_id: int) -> None: ...
 
 
 class Onboarder(Protocol):
@@ -86,7 +75,7 @@ class RemotePrefillHandler:
         self._engine = engine
         self._store = store
         self.jobs = jobs
-        self._staging = staging
+        self._stager = ChunkStager(engine, jobs, staging, metrics, chunk_blocks=limits.chunk_blocks)
         self._model = model
         self._limits = limits
         self._kvbm = kvbm
@@ -96,11 +85,9 @@ class RemotePrefillHandler:
         self._metrics = metrics
         self._log = log
         self._news: dict[str, asyncio.Event] = {}
-        self._staged: dict[int, tuple[PrefillJob, StagedChunk]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._room = asyncio.Event()
         self.role: Role = Role.BOTH
         self.draining = False
 
@@ -141,13 +128,7 @@ class RemotePrefillHandler:
                 self._tell(job)
 
     def on_lease_end(self, lease_id: int) -> None:
-        """The reader has finished with a chunk, or its time is over."""
-        found = self._staged.pop(lease_id, None)
-        if found is not None:
-            job, chunk = found
-            job.chunks = [each for each in job.chunks if each is not chunk]
-            self._give_back(chunk.slots)
-            self._note()
+        self._stager.on_lease_end(lease_id)
 
     @property
     def _runs_along(self) -> bool:
@@ -171,7 +152,7 @@ class RemotePrefillHandler:
             job = self._admit(message)
             try:
                 if not self._engine.info.handover:
-                    await self._staging.prepare()
+                    await self._stager.prepare()
             except ArenaError as error:
                 self._end(job, "no staging memory")
                 raise EngineError(ErrorCode.UNAVAILABLE, f"no memory to hand over: {error}", retryable=True) from error
@@ -289,7 +270,7 @@ class RemotePrefillHandler:
     async def _next(self, message: NextBlocks) -> BlocksReady:
         job = self._asked(message)
         for chunk in job.take_read(message.received):
-            self._free(chunk)
+            self._stager.free(chunk)
         if (known := job.chunk_at(message.first)) is not None:
             return known.answer
         if not job.first_block <= message.first <= job.end_block or message.most < 1:
@@ -297,15 +278,16 @@ class RemotePrefillHandler:
         loop = asyncio.get_running_loop()
         until = loop.time() + min(message.wait_s, self._limits.wait_s)
         while True:
-            slots = self._slots_for(job, message)
+            moves = not self._engine.info.handover
+            slots = self._stager.take_slots(job, message.first, message.most) if moves else ()
             if slots:
-                return await self._stage(job, message.first, slots)
-            if self._engine.info.handover and job.over and job.failure is None:
+                return await self._stager.stage(job, message.first, slots)
+            if not moves and job.over and job.failure is None:
                 return BlocksReady(
                     prefill_id=job.prefill_id, first=message.first, count=0, done=True, handover=job.handover
                 )
             if job.over and job.ready <= message.first:
-                raise RequestFailed(job.failure or _gone("the blocks were not computed to the end"))
+                raise RequestFailed(job.failure or gone("the blocks were not computed to the end"))
             if not await self._wait(job, until):
                 return BlocksReady(prefill_id=job.prefill_id, first=message.first, count=0)
             self._asked(message)
@@ -313,19 +295,13 @@ class RemotePrefillHandler:
     def _asked(self, message: NextBlocks) -> PrefillJob:
         job = self.jobs.get(message.prefill_id)
         if job is None:
-            raise RequestFailed(_gone("nobody computes this prompt here any more"))
+            raise RequestFailed(gone("nobody computes this prompt here any more"))
         job.lease_until = time.monotonic() + job.lease_s
         return job
 
-    def _slots_for(self, job: PrefillJob, message: NextBlocks) -> tuple[int, ...]:
-        # Half of the memory at most: so one chunk is read while the next one is staged.
-        fair = max(1, self.jobs.slots // 2)
-        most = min(job.ready - message.first, message.most, self._limits.chunk_blocks, fair)
-        return self.jobs.take_slots(most) if most > 0 and not self._engine.info.handover else ()
-
     async def _wait(self, job: PrefillJob, until: float) -> bool:
         """For news of the job, or for room. False when the time is over."""
-        news, room = self._news[job.prefill_id], self._room
+        news, room = self._news[job.prefill_id], self._stager.room
         waits = [asyncio.ensure_future(news.wait()), asyncio.ensure_future(room.wait())]
         try:
             left = until - asyncio.get_running_loop().time()
@@ -335,47 +311,6 @@ class RemotePrefillHandler:
                 wait.cancel()
         return bool(done)
 
-    async def _stage(self, job: PrefillJob, first: int, slots: tuple[int, ...]) -> BlocksReady:
-        """Copy blocks to where the reader can get them. Raise RequestFailed when they are gone."""
-        keys = job.keys[first : first + len(slots)]
-        staged = False
-        try:
-            views = [self._staging.view(slot) for slot in slots]
-            try:
-                written = await self._engine.export_blocks(keys, views)
-            except EngineError as error:
-                raise RequestFailed(error.reply) from error
-            count = written.index(False) if False in written else len(written)
-            if not count:
-                raise RequestFailed(_gone("the blocks have left the worker"))
-            sums = await asyncio.to_thread(lambda: tuple(map(checksum, views[:count])))
-            if self.jobs.get(job.prefill_id) is not job:
-                raise RequestFailed(_gone("nobody waits for the blocks any more"))
-            try:
-                granted = self._staging.grant(slots[:count], job.lease_s, job.reader)
-            except LimitReached as error:
-                raise RequestFailed.of(ErrorCode.OVERLOADED, str(error), retryable=True) from error
-            answer = BlocksReady(
-                prefill_id=job.prefill_id,
-                first=first,
-                count=count,
-                grant=granted.sealed,
-                checksums=sums,
-                done=first + count == job.end_block,
-                handover=job.handover,
-            )
-            chunk = StagedChunk(first, count, granted.lease_id, slots[:count], answer)
-            job.chunks.append(chunk)
-            self._staged[chunk.lease_id] = job, chunk
-            staged = True
-            self._give_back(slots[count:])
-            self._metrics.transfer_blocks.labels("out").inc(count)
-            return answer
-        finally:
-            if not staged:
-                self._give_back(slots)
-            self._note()
-
     # Ending.
 
     def _end(self, job: PrefillJob | None, reason: str) -> None:
@@ -383,7 +318,7 @@ class RemotePrefillHandler:
         if job is None or self.jobs.get(job.prefill_id) is not job:
             return
         for chunk in self.jobs.remove(job):
-            self._free(chunk)
+            self._stager.free(chunk)
         if job.submitted and not job.over:
             self._engine.cancel(job.engine_id)
         news = self._news.pop(job.prefill_id, None)
@@ -403,16 +338,6 @@ class RemotePrefillHandler:
             self._idle.set()
         self._note()
         self._changed()
-
-    def _free(self, chunk: StagedChunk) -> None:
-        """`on_lease_end` gives its slots back: nothing that is read once the lease has ended counts."""
-        self._staging.release(chunk.lease_id)
-
-    def _give_back(self, slots: tuple[int, ...]) -> None:
-        if slots:
-            self.jobs.free(slots)
-            self._room.set()
-            self._room = asyncio.Event()
 
     def _tell(self, job: PrefillJob) -> None:
         news = self._news.get(job.prefill_id)
@@ -435,11 +360,7 @@ class RemotePrefillHandler:
 
     def _note(self) -> None:
         self._metrics.remote_prefills_open.set(len(self.jobs))
-        self._metrics.staged_blocks.set(self.jobs.staged)
-
-
-def _gone(message: str) -> ErrorReply:
-    return ErrorReply(code=ErrorCode.GONE, message=message, retryable=True)
+        self._stager.note()
 
 
 def _cancelled() -> ErrorReply:
