@@ -4,9 +4,11 @@ import asyncio
 import secrets
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -358,3 +360,14 @@ async def test_nothing_is_left_in_shared_memory(arena: Arena) -> None:
     await agent.stop()
     await agent.stop()
     assert files() - before == set()
+
+
+async def test_without_the_libraries_an_agent_works_by_what_is_there(owner: TransferAgent) -> None:
+    gone = dict.fromkeys(("nixl_cu12._api", "nixl_cu13._api", "nixl._api", "ucxx._lib.libucxx"))
+    with mock.patch.dict(sys.modules, gone):
+        async with TransferAgent("reader") as reader:
+            assert list(reader.backends) == ["shm", "tcp"]
+            assert "kvbus[nixl]" in reader.unavailable["nixl"]
+            assert "kvbus[ucx]" in reader.unavailable["ucx"]
+            granted = owner.grant(owner.register(bytearray(8)), [(0, 8)], 30.0)
+            assert await reader.read(granted.sealed, [0], [bytearray(8)]) == "tcp"
