@@ -85,6 +85,14 @@ async def test_what_is_missing_is_named_and_tcp_is_always_there() -> None:
         await TransferAgent("a", backends=["carrier-pigeon"]).start()
 
 
+async def test_an_address_that_means_all_is_none_to_tell_others() -> None:
+    with pytest.raises(ValueError, match="advertise_host"):
+        await TransferAgent("a", backends=[], host="0.0.0.0").start()
+    async with TransferAgent("a", backends=[], host="0.0.0.0", advertise_host="127.0.0.1") as agent:
+        assert AgentInfo.decode(agent.info.encode()) == agent.info
+        await agent.notify(agent.info, b"to itself")
+
+
 async def test_a_lease_that_grows_with_each_chunk_has_one_end(owner: TransferAgent, reader: TransferAgent) -> None:
     region = owner.register(bytearray(b"abcdefgh"))
     first = owner.grant(region, [(0, 4)], 10.0, peer="reader")
