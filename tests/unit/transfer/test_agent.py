@@ -34,6 +34,7 @@ from kvbus_transfer.messages import Fetch, Hello
 from kvbus_transfer.stream import Stream
 
 MIB = 1 << 20
+EVERYWHERE = "0.0.0.0"  # noqa: S104
 
 
 @pytest.fixture
@@ -87,8 +88,8 @@ async def test_what_is_missing_is_named_and_tcp_is_always_there() -> None:
 
 async def test_an_address_that_means_all_is_none_to_tell_others() -> None:
     with pytest.raises(ValueError, match="advertise_host"):
-        await TransferAgent("a", backends=[], host="0.0.0.0").start()
-    async with TransferAgent("a", backends=[], host="0.0.0.0", advertise_host="127.0.0.1") as agent:
+        await TransferAgent("a", backends=[], host=EVERYWHERE).start()
+    async with TransferAgent("a", backends=[], host=EVERYWHERE, advertise_host="127.0.0.1") as agent:
         assert AgentInfo.decode(agent.info.encode()) == agent.info
         await agent.notify(agent.info, b"to itself")
 
