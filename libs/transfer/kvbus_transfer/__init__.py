@@ -25,6 +25,7 @@ from kvbus_transfer.errors import (
     TransferTimeout,
 )
 from kvbus_transfer.grants import AgentInfo
+from kvbus_transfer.layout import KvLayout, LayoutMismatch, Relayout, fingerprint, why_not
 from kvbus_transfer.leases import LeaseEnd
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.ownership import Granted
@@ -44,12 +45,15 @@ __all__ = [
     "FileSegment",
     "GrantRefused",
     "Granted",
+    "KvLayout",
+    "LayoutMismatch",
     "LeaseEnd",
     "LimitReached",
     "PeerLost",
     "PeerUnreachable",
     "Refusal",
     "Region",
+    "Relayout",
     "Tls",
     "TransferAgent",
     "TransferCounters",
@@ -57,5 +61,7 @@ __all__ = [
     "TransferLimits",
     "TransferTimeout",
     "checksum",
+    "fingerprint",
     "remove_stale",
+    "why_not",
 ]

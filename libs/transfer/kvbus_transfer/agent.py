@@ -108,7 +108,9 @@ class TransferAgent:
         return self.ownership.info
 
     async def start(self) -> AgentInfo:
-        """Listen. Raise OSError when it cannot."""
+        """Listen. Raise OSError when it cannot, ValueError when nobody could tell others where."""
+        if not self._advertise_host and self._host in ("", "0.0.0.0", "::"):  # noqa: S104
+            raise ValueError(f"advertise_host is needed with host {self._host!r}: peers cannot connect to that")
         self.table = await asyncio.to_thread(self._make_table)
         self._ownership = Ownership(
             Sealer(secrets.token_bytes(32)),

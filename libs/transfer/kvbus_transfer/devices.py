@@ -27,4 +27,5 @@ def to_device(host: memoryview, device: Any) -> None:
     """It blocks until the device is done."""
     torch = sys.modules["torch"]
     device.copy_(torch.frombuffer(host, dtype=torch.uint8))
-    torch.cuda.synchronize(device.device)
+    if device.is_cuda:
+        torch.cuda.synchronize(device.device)

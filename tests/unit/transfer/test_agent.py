@@ -4,9 +4,11 @@ import asyncio
 import secrets
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -32,6 +34,7 @@ from kvbus_transfer.messages import Fetch, Hello
 from kvbus_transfer.stream import Stream
 
 MIB = 1 << 20
+EVERYWHERE = "0.0.0.0"  # noqa: S104
 
 
 @pytest.fixture
@@ -81,6 +84,14 @@ async def test_what_is_missing_is_named_and_tcp_is_always_there() -> None:
         assert list(agent.backends) == ["tcp"]
     with pytest.raises(ValueError, match="no backend"):
         await TransferAgent("a", backends=["carrier-pigeon"]).start()
+
+
+async def test_an_address_that_means_all_is_none_to_tell_others() -> None:
+    with pytest.raises(ValueError, match="advertise_host"):
+        await TransferAgent("a", backends=[], host=EVERYWHERE).start()
+    async with TransferAgent("a", backends=[], host=EVERYWHERE, advertise_host="127.0.0.1") as agent:
+        assert AgentInfo.decode(agent.info.encode()) == agent.info
+        await agent.notify(agent.info, b"to itself")
 
 
 async def test_a_lease_that_grows_with_each_chunk_has_one_end(owner: TransferAgent, reader: TransferAgent) -> None:
@@ -358,3 +369,14 @@ async def test_nothing_is_left_in_shared_memory(arena: Arena) -> None:
     await agent.stop()
     await agent.stop()
     assert files() - before == set()
+
+
+async def test_without_the_libraries_an_agent_works_by_what_is_there(owner: TransferAgent) -> None:
+    gone = dict.fromkeys(("nixl_cu12._api", "nixl_cu13._api", "nixl._api", "ucxx._lib.libucxx"))
+    with mock.patch.dict(sys.modules, gone):
+        async with TransferAgent("reader") as reader:
+            assert list(reader.backends) == ["shm", "tcp"]
+            assert "kvbus[nixl]" in reader.unavailable["nixl"]
+            assert "kvbus[ucx]" in reader.unavailable["ucx"]
+            granted = owner.grant(owner.register(bytearray(8)), [(0, 8)], 30.0)
+            assert await reader.read(granted.sealed, [0], [bytearray(8)]) == "tcp"

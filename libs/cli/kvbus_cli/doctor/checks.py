@@ -1,6 +1,6 @@
 """What the facts mean. Pure: `gather` collects them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -50,13 +50,15 @@ class EventStream(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """``server``: address of the bus, without secrets, and namespace. ``stream``: None when there is none."""
+    """``server``: address of the bus, without secrets, and namespace. ``stream``: None when there is none. ``transfer``:
+    backends of block transfers, each with why it cannot be used on this machine (empty: it can)."""
 
     server: str
     instances: list[InstanceRecord]
     stream: EventStream | None
     indexers: list[Reply]
     routers: list[Reply] = []
+    transfer: dict[str, str] = {}
 
 
 def findings(facts: Facts) -> list[Finding]:
@@ -71,6 +73,7 @@ def findings(facts: Facts) -> list[Finding]:
         *_stream(facts.stream),
         *(finding for reply in facts.indexers for finding in _indexer(reply, facts.stream)),
         *_sources(facts.indexers),
+        *_transfer(facts.transfer),
     ]
 
 
@@ -193,3 +196,12 @@ def _sources(indexers: Sequence[Reply]) -> Iterator[Finding]:
         yield Finding(level, worker, _SILENT.get(why, why))
     if told and not everywhere:
         yield Finding(Level.OK, "event sources", "every worker that works is heard")
+
+
+def _transfer(backends: Mapping[str, str]) -> Iterator[Finding]:
+    """Of the machine where the question is asked: workers elsewhere may have others."""
+    if here := [name for name, missing in backends.items() if not missing]:
+        yield Finding(Level.OK, "transfer", f"KV blocks can be moved here by {', '.join(here)}")
+    for name, missing in backends.items():
+        if missing:
+            yield Finding(Level.NOTE, "transfer", f"not by {name} here: {missing}")

@@ -1,5 +1,6 @@
 """`kvbus doctor`: looks at everything that can be seen over the bus, changes nothing."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ from kvbus_cli.services import SERVICES
 from kvbus_cli.tool import FAILED, ToolSettings, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.event_log import EventLog
+from kvbus_transfer.backends.choice import missing_here
 from kvbus_wire.indexer import DescribeIndex, IndexDescription
 from kvbus_wire.message import Message
 from kvbus_wire.router import GetLimits, RouterLimits
@@ -65,6 +67,7 @@ async def gather(bus: Bus) -> Facts:
         else EventStream(created=stream.created, first_seq=stream.state.first_seq, last_seq=stream.state.last_seq),
         indexers=await ask("indexer", subjects.indexer_control, DescribeIndex(), IndexDescription),
         routers=await ask("router", subjects.router_control, GetLimits(), RouterLimits),
+        transfer=await asyncio.to_thread(missing_here),
     )
 
 

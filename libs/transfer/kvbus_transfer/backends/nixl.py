@@ -7,6 +7,7 @@ enough not to be noticed, and only while something is under way: a reader whose 
 import asyncio
 import contextlib
 import importlib
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -43,10 +44,20 @@ def load() -> Any:
     why = ""
     for name in _MODULES:
         try:
-            return importlib.import_module(name)
+            library = importlib.import_module(name)
+            _quiet()
+            return library
         except (ImportError, OSError) as error:
             why = why or str(error)
     raise BackendUnavailable(f"NIXL is not installed (pip install 'kvbus[nixl]'): {why}")
+
+
+def _quiet() -> None:
+    """It would write to stdout by a handler of its own."""
+    logger = logging.getLogger("nixl")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.WARNING)
 
 
 class NixlBackend:
