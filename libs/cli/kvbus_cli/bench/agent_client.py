@@ -39,9 +39,14 @@ class Client:
             return int(msgspec.json.decode(response.read())["input_tokens"])
 
     def ask(self, request: dict[str, Any], output: str) -> Answer:
-        """``output``: what the engine says, in one step. Raise AnswerFailed."""
+        """``output``: what the engine says, in one step. ``request`` may say more in ``kvbus``. Raise AnswerFailed."""
         mock = {"chunks": [output], "finish": "stop_sequence"}  # no further step for a token that ends it
-        options = {"model": self._model, "stream": True, "max_tokens": 4096, "kvbus": {"mock": mock}}
+        options = {
+            "model": self._model,
+            "stream": True,
+            "max_tokens": 4096,
+            "kvbus": {**request.get("kvbus", {}), "mock": mock},
+        }
         with self._posted("/v1/messages", msgspec.json.encode({**request, **options})) as (response, started):
             return _read(response, started)
 
