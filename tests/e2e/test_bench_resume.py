@@ -11,7 +11,7 @@ FIELDS = {
     "figures",
 }  # fmt: skip
 FIGURE_FIELDS = {"name", "ttft_ms", "ratio", "input_tokens", "cached_tokens", "samples_ms"}
-TOKENS = 6000
+TOKENS = 4000
 
 
 def test_a_session_that_has_waited_is_computed_again_in_no_case(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_session_that_has_waited_is_computed_again_in_no_case(tmp_path: Path) 
         "--repetitions",
         "1",
         "--tool-s",
-        "5",
+        "1",
         "--tokenizer",
         "bytes",
         "--json",
