@@ -5,7 +5,7 @@
 # make agents   real coding agents against the whole system (CLIENTS="claude-code codex"; needs npm)
 # make bench   how long services take to start and what they cost when idle
 # make bench-prefix-stability   what a line that changes at the top of a long prompt costs, and that stripping it helps
-# make bench-resume   the next turn of a session that has waited for a tool while others needed its memory
+# make bench-resume   the first token of a session that was idle while others needed the memory, by where its blocks lie
 # make bench-index   storing, matching and memory of the prefix index
 # make bench-router   what a placement costs, and how evenly several routers spread requests
 # make bench-frontend   what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token

@@ -223,11 +223,14 @@ class WorkerApp:
             metrics=self._metrics,
             log=service.log,
         )
+        fitting = max(settings.offload_batch_bytes // info.block_bytes, 1)
         return Kvbm(
             link,
             self._engine,
             self._store,
-            OffloadQueue(limit_blocks=settings.offload_queue_blocks, batch_blocks=settings.offload_batch_blocks),
+            OffloadQueue(
+                limit_blocks=settings.offload_queue_blocks, batch_blocks=min(settings.offload_batch_blocks, fitting)
+            ),
             KvbmLimits(
                 onboard_timeout_s=settings.onboard_timeout_s,
                 onboard_batch_blocks=settings.onboard_batch_blocks,
@@ -238,7 +241,7 @@ class WorkerApp:
                 onboard_probe_s=settings.onboard_probe_s,
                 offload_gather_s=settings.offload_gather_s,
                 offload_repair_s=settings.offload_repair_s,
-                max_keys=(service.bus.max_payload // 2) // KEY_BYTES,
+                max_keys=min((service.bus.max_payload // 2) // KEY_BYTES, settings.onboard_max_blocks),
             ),
             spawn=service.spawn,
             metrics=self._metrics,

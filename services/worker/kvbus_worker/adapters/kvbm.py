@@ -57,7 +57,7 @@ class Kvbm:
         block_bytes = engine.info.block_bytes
         fitting = max(limits.onboard_batch_bytes // block_bytes, 1)
         self._batch_blocks = min(limits.onboard_batch_blocks, fitting)
-        self._scratch = Scratch(self._batch_blocks * block_bytes, keep=limits.onboard_parallel)
+        self._scratch = Scratch(self._batch_blocks * block_bytes, keep=2)
         self._importing: set[bytes] = set()
         self._onboarding = 0
         self._write_through = WriteThrough(
@@ -65,7 +65,9 @@ class Kvbm:
             link,
             store,
             queue,
-            WriteThroughLimits(gather_s=limits.offload_gather_s, repair_s=limits.offload_repair_s),
+            WriteThroughLimits(
+                gather_s=limits.offload_gather_s, batch_blocks=queue.batch_blocks, repair_s=limits.offload_repair_s
+            ),
             self._importing,
             metrics=metrics,
         )
