@@ -36,6 +36,8 @@ def test_an_argument_that_cannot_be_is_named(capsys: pytest.CaptureFixture[str],
     [
         ("kvbm.arena_dri=/tmp", "unknown option --arena-dri (did you mean --arena-dir?)"),
         ("worker.max_waiting=many", "--max-waiting: 'many'"),
+        ("worker-1.role=cook", "role must be one of both, prefill, decode"),
+        ("worker-7.role=prefill", "there are indexer, kvbm, worker-0, worker-1"),
     ],
 )
 def test_a_setting_that_its_service_refuses_is_told_before_anything_starts(

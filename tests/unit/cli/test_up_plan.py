@@ -26,6 +26,13 @@ def test_one_process_per_service_and_as_many_workers_as_asked_for(free_port: Cal
     assert all(argument(s.command, "--nats") == "nats://n:1" for s in specs)
 
 
+def test_one_of_several_workers_can_have_a_setting_of_its_own(free_port: Callable[[], int]) -> None:
+    options = UpOptions(workers=2, overrides=(("worker", "role", "decode"), ("worker-0", "role", "prefill")))
+    specs = plan(options, nats_url="nats://n:1", python="python", free_port=free_port)
+    last = {spec.name: spec.command[-2:] for spec in specs if spec.group == "worker"}
+    assert last == {"worker-0": ("--role", "prefill"), "worker-1": ("--role", "decode")}
+
+
 def test_the_engine_and_the_model_reach_the_workers_only(free_port: Callable[[], int]) -> None:
     options = UpOptions(engine="mock", model="/m", served_model_name="name", mock_speedup=8.0, kv_blocks=77)
     for spec in plan(options, nats_url="nats://n:1", python="python", free_port=free_port):

@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -31,7 +31,8 @@ A service that dies is reported with its last log lines. Nothing restarts itself
 the system goes on, otherwise everything is ended and the exit status is 1. Ctrl-C or SIGTERM ends everything in order, the
 frontend first and the bus last, with exit status 0; a second one kills what is left.
 Every setting of a service can also be given by its environment variable (KVBUS_WORKER_DEVICE=cuda kvbus up), or by
---set SERVICE.NAME=VALUE, SERVICE being one of {", ".join(SERVICES)}.
+--set SERVICE.NAME=VALUE, SERVICE being one of {", ".join(SERVICES)}; or one process: --set worker-0.role=prefill
+--set worker-1.role=decode.
 """
 
 
@@ -79,7 +80,7 @@ PASSED_ON = (
 def _override(text: str) -> tuple[str, str, str]:
     target, equals, value = text.partition("=")
     service, dot, name = target.partition(".")
-    if not (equals and dot and name) or service not in SERVICES:
+    if not (equals and dot and name) or service.partition("-")[0] not in SERVICES:
         raise argparse.ArgumentTypeError(f"{text!r} is not SERVICE.NAME=VALUE with a service of {', '.join(SERVICES)}")
     return service, name, value
 
@@ -209,10 +210,14 @@ def _another_port(port: int) -> int:
     return port + 1 if port < 65_535 else port - 1
 
 
-def refused_setting(options: UpOptions, services: Container[str]) -> str:
+def refused_setting(options: UpOptions, services: Collection[str]) -> str:
     """What the first of ``services`` says against its settings, before anything starts; "" when they all take theirs."""
-    for spec in plan(options, nats_url="nats://127.0.0.1:4222", python=sys.executable, free_port=lambda: 0):
-        if spec.group in services:
+    specs = plan(options, nats_url="nats://127.0.0.1:4222", python=sys.executable, free_port=lambda: 0)
+    for name in services:
+        if not any(name in (spec.group, spec.name) for spec in specs):
+            return f"--set {name}: there are {', '.join(spec.name for spec in specs)}"
+    for spec in specs:
+        if spec.group in services or spec.name in services:
             check = subprocess.run([*spec.command, "check-config"], capture_output=True, text=True, check=False)
             if check.returncode:
                 return (check.stderr.strip().splitlines() or [f"{spec.group} refuses its settings"])[-1]

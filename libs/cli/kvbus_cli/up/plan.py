@@ -12,7 +12,7 @@ SERVICES = ("indexer", "kvbm", "worker", "router", "frontend")
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``overrides``: (service, setting, value), put at the end of that service's arguments, where they win. The values true and
+    """``overrides``: (service or process, setting, value), put at the end of its arguments, where they win. The values true and
     false are those of switches."""
 
     http_host: str = "127.0.0.1"
@@ -65,7 +65,7 @@ def _spec(
         *_own_arguments(options, service),
     ]
     for owner, flag, value in options.overrides:
-        if owner == service:
+        if owner in (service, name):
             arguments += _flag(flag.replace("_", "-"), value)
     return ProcessSpec(
         name=name,
