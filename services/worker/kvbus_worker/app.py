@@ -240,7 +240,7 @@ class WorkerApp:
 
     def _onboard_rates(self) -> dict[str, float]:
         rates = dict(self._kvbm.rates.tokens_per_s) if self._kvbm is not None else {}
-        return rates | self._remote.rates.tokens_per_s if self._remote is not None else rates
+        return rates | self._remote.rates if self._remote is not None else rates
 
     def _limits(self, name: str) -> ModelLimits:
         info = self._engine.info

@@ -105,6 +105,10 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     prefill_timeout_s: Annotated[float, Flag("limit of one request to the worker that computes a prompt")] = 2.0
     prefill_chunk_blocks: Annotated[int, Flag("blocks handed over at once")] = 64
     prefill_min_blocks: Annotated[int, Flag("fewer blocks are never asked for")] = 2
+    prefill_rest_s: Annotated[float, Flag("a worker that did not answer is not asked for prompts for so long")] = 5.0
+    prefill_forget_s: Annotated[
+        float, Flag("measured times of prompts computed elsewhere count for so long; then they are found out anew")
+    ] = 30.0
     prefill_parallel: Annotated[
         int, Flag("prompts that others compute for this worker at once; more are computed here")
     ] = 64
@@ -180,6 +184,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "prefill_chunk_blocks",
             "prefill_min_blocks",
             "prefill_parallel",
+            "prefill_rest_s",
+            "prefill_forget_s",
         )
         for name in positive:
             if not getattr(self, name) > 0:

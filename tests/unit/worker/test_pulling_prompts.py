@@ -11,7 +11,7 @@ from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.log import get_logger
 from kvbus_runtime.metrics import Metrics
 from kvbus_testkit.timing import eventually
-from kvbus_transfer import PeerLost, TransferTimeout, checksum
+from kvbus_transfer import LimitReached, PeerLost, TransferTimeout, checksum
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.packing import pack_tokens
 from kvbus_wire.request import Sampling, Stopping
@@ -132,6 +132,8 @@ class Scene:
             "chunk_blocks": 2,
             "min_blocks": 2,
             "parallel": 4,
+            "rest_s": 0.1,
+            "forget_s": 100.0,
         }
         anything: Any = (there, engine, there)
         bus, fake_engine, reader = anything
@@ -204,7 +206,7 @@ async def test_a_prompt_comes_chunk_by_chunk_and_what_was_read_is_given_up() -> 
     ]
     assert scene.there.ended == ["done"]
     assert scene.there.finished == 4
-    assert scene.remote.rates.tokens_per_s["remote"] > 0
+    assert scene.remote.rates["remote"] > 0
     assert scene.remote.handover_s > 0
 
 
@@ -320,3 +322,30 @@ async def test_limits_of_pulls() -> None:
     scene.there.hold.set()
     await task
     await asyncio.gather(*scene.tasks)
+
+
+async def test_a_worker_that_cannot_be_reached_is_left_alone_for_a_while() -> None:
+    scene = Scene(rest_s=0.1)
+    scene.there.read_fails = PeerLost("gone")
+    await scene.bring()
+    assert scene.remote.begin(*scene.ask()) is None
+    assert scene.outcomes("resting") >= 1
+    scene.there.read_fails = None
+    await eventually(lambda: scene.remote.begin(*scene.ask()) is not None, what="the next try")
+
+
+async def test_limits_of_its_own_and_refusals_are_not_blamed_on_the_other_worker() -> None:
+    for failure in (LimitReached("full", own=True), RequestFailed.of(ErrorCode.OVERLOADED, "full", retryable=True)):
+        scene = Scene(rest_s=100.0)
+        if isinstance(failure, LimitReached):
+            scene.there.read_fails = failure
+        else:
+            scene.there.fail[StartPrefill] = failure
+        await scene.bring()
+        assert scene.remote.begin(*scene.ask()) is not None
+
+
+async def test_what_was_measured_long_ago_is_forgotten() -> None:
+    scene = Scene(forget_s=0.05)
+    await scene.bring()
+    await eventually(lambda: not scene.remote.rates and not scene.remote.handover_s, what="the end of old rates")

@@ -101,7 +101,7 @@ class LoadReporter:
 
     def _fitting_ids(self) -> tuple[str, ...]:
         ids = self._table.ids
-        room = self._bus.max_payload - 4096
+        room = self._bus.max_payload - 4096 - sum(len(each.encode()) + 5 for each in self._prefill_ids())
         # At most 4 bytes a character, 5 of framing, 4 for the output.
         if sum(map(len, ids)) * 4 + 9 * len(ids) <= room:
             return ids

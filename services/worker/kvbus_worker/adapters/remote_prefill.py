@@ -14,7 +14,7 @@ import msgspec
 from kvbus_blocks.keys import ROOT
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.errors import RequestFailed
-from kvbus_transfer import TransferError, checksum
+from kvbus_transfer import LimitReached, TransferError, checksum
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.packing import TOKEN_BYTES
 from kvbus_wire.transfer import BlocksReady, EndPrefill, NextBlocks, PrefillStarted, StartPrefill
@@ -34,7 +34,8 @@ Spawn = Callable[..., asyncio.Task[Any]]
 
 
 class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """``stall_s``: so long nothing may come; ``min_blocks``: fewer are not worth asking for; ``parallel``: pulls at a time."""
+    """``stall_s``: so long nothing may come; ``min_blocks``: fewer are not worth asking for; ``parallel``: pulls at a time.
+    ``rest_s``: a worker that could not be reached is left alone for so long; ``forget_s``: what was measured counts for so long."""
 
     request_timeout_s: float
     stall_s: float
@@ -43,6 +44,8 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
     chunk_blocks: int
     min_blocks: int
     parallel: int
+    rest_s: float
+    forget_s: float
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> "PullLimits":
@@ -54,6 +57,8 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
             chunk_blocks=settings.prefill_chunk_blocks,
             min_blocks=settings.prefill_min_blocks,
             parallel=settings.prefill_parallel,
+            rest_s=settings.prefill_rest_s,
+            forget_s=settings.prefill_forget_s,
         )
 
 
@@ -91,15 +96,16 @@ class _Pull(msgspec.Struct, eq=False):
 
 
 class _GivenUp(Exception):
-    """Of what is left nothing comes. ``outcome``: for the metric."""
+    """Of what is left nothing comes. ``outcome``: for the metric; ``unreachable``: the other worker did not answer."""
 
-    def __init__(self, outcome: str, detail: str) -> None:
+    def __init__(self, outcome: str, detail: str, *, unreachable: bool = False) -> None:
         super().__init__(detail)
         self.outcome = outcome
+        self.unreachable = unreachable
 
 
 class RemotePrefiller:
-    """All methods run on the loop. ``rates`` and ``handover_s`` are what routers are told."""
+    """All methods run on the loop."""
 
     def __init__(
         self,
@@ -127,8 +133,27 @@ class RemotePrefiller:
         self._size = engine.info.block_size * TOKEN_BYTES
         self._coming = Coming(asyncio.Event)
         self._open = 0
-        self.rates = OnboardRates()
-        self.handover_s = 0.0
+        self._resting: dict[str, float] = {}
+        self._rates = OnboardRates()
+        self._handover_s = 0.0
+        self._measured_at = 0.0
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """For the routers. What was measured long ago is forgotten: else one slow transfer would make them choose no other worker,
+        and nothing would be measured ever again."""
+        self._forget()
+        return self._rates.tokens_per_s
+
+    @property
+    def handover_s(self) -> float:
+        """The same: 0 where nothing is known."""
+        self._forget()
+        return self._handover_s
+
+    def _forget(self) -> None:
+        if asyncio.get_running_loop().time() - self._measured_at > self._limits.forget_s:
+            self._rates, self._handover_s = OnboardRates(), 0.0
 
     def begin(self, message: Generate, admitted: Admitted) -> Bringing | None:
         """Whether blocks of it come, for another request, or should for this one; None: it is computed here. Call `bring` next, and
@@ -155,6 +180,9 @@ class RemotePrefiller:
             return False
         if blocks < self._limits.min_blocks:
             return False
+        if asyncio.get_running_loop().time() < self._resting.get(message.prefill.worker_id, 0.0):
+            self._metrics.pulls.labels("resting").inc()
+            return False
         if self._open >= self._limits.parallel:
             self._metrics.pulls.labels("skipped").inc()
             return False
@@ -167,6 +195,11 @@ class RemotePrefiller:
             return await self._bring(bringing)
         finally:
             self.close(bringing)
+
+    def _rest(self, worker_id: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._resting = {worker: until for worker, until in self._resting.items() if until > now}
+        self._resting[worker_id] = now + self._limits.rest_s
 
     async def _wait_for_others(self, bringing: Bringing) -> None:
         """Until no earlier pull brings the next block. Each round waits for one key, until that one has come or does not: it cannot
@@ -194,6 +227,8 @@ class RemotePrefiller:
             outcome = "done"
         except _GivenUp as given_up:
             outcome, pull.handover = given_up.outcome, b""
+            if given_up.unreachable:
+                self._rest(pull.worker_id)
             self._log.warning(
                 "remote_prefill_given_up",
                 request=message.request_id,
@@ -269,7 +304,8 @@ class RemotePrefiller:
             self._log.info("prefill_worker_restarted", worker=pull.worker_id)
         # One round trip to begin with, another one for the last chunk, which no computing hides.
         took_s = 2 * (loop.time() - asked_at)
-        self.handover_s += (took_s - self.handover_s) * (_NEW if self.handover_s else 1.0)
+        self._handover_s += (took_s - self.handover_s) * (_NEW if self.handover_s else 1.0)
+        self._measured_at = loop.time()
         return started
 
     def _ask_for(self, pull: _Pull, first: int, received: int) -> "asyncio.Task[BlocksReady]":
@@ -312,7 +348,9 @@ class RemotePrefiller:
                 layout=self._model.kv_layout,
             )
         except (TransferError, ValueError) as error:
-            raise _GivenUp(getattr(error, "code", "bad_grant"), str(error)) from error
+            mine = isinstance(error, LimitReached) and error.own
+            lost = isinstance(error, TransferError) and error.retryable and not mine
+            raise _GivenUp(getattr(error, "code", "bad_grant"), str(error), unreachable=lost) from error
         self._later(self._finish(ready.grant), "remote prefill chunk read")
         if ready.checksums and not await asyncio.to_thread(_hold, buffers, ready.checksums):
             raise _GivenUp("corrupt", "the checksum of a block does not hold")
@@ -331,7 +369,8 @@ class RemotePrefiller:
         self._metrics.transfer_blocks.labels("in").inc(imported)
         self._metrics.transfer_bytes.labels(backend).inc(ready.count * self._block_bytes)
         self._metrics.transfer_seconds.inc(took_s)
-        self.rates.observe(SOURCE, imported * self._model.block_size, took_s)
+        self._rates.observe(SOURCE, imported * self._model.block_size, took_s)
+        self._measured_at = loop.time()
         if imported < ready.count:
             raise _GivenUp("no_room", "there is no room for the blocks here")
 
@@ -348,7 +387,8 @@ class RemotePrefiller:
         try:
             return await self._bus.request(subject, request, reply, timeout_s=timeout_s, in_parts=parts)
         except RequestFailed as failure:
-            raise _GivenUp(str(failure.code), failure.reply.message) from failure
+            lost = failure.code in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED)
+            raise _GivenUp(str(failure.code), failure.reply.message, unreachable=lost) from failure
 
     async def _finish(self, grant: bytes) -> None:
         with suppress(TransferError):  # the next question, or the end, says the same

@@ -26,6 +26,7 @@ from kvbus_worker.engines.base import Engine, EngineError, EngineRequest, HandsO
 from kvbus_worker.handlers.chunk_stager import ChunkStager, Staging, gone
 from kvbus_worker.settings import WorkerSettings
 
+SILENT = "the reader is silent"
 TRANSFER_MESSAGES = (StartPrefill, NextBlocks, EndPrefill)
 
 
@@ -170,7 +171,7 @@ class RemotePrefillHandler:
         if self.draining:
             raise EngineError(ErrorCode.DRAINING, "the worker takes no more work", retryable=True)
         if self.role is Role.DECODE:
-            raise EngineError(ErrorCode.UNAVAILABLE, "this worker computes no prompts for others now", retryable=True)
+            raise EngineError(ErrorCode.DRAINING, "this worker computes no prompts for others now", retryable=True)
         mine = (model.name, model.fingerprint, model.kv_layout)
         if (message.model, message.fingerprint, message.kv_layout) != mine or message.lora:
             raise EngineError(ErrorCode.UNSUPPORTED, "the blocks of this worker are of another model or layout")
@@ -324,7 +325,8 @@ class RemotePrefillHandler:
         news = self._news.pop(job.prefill_id, None)
         if news is not None:
             news.set()
-        self._metrics.remote_prefills.labels("done" if reason == "done" else "ended").inc()
+        outcome = {"done": "done", SILENT: "expired"}.get(reason, "ended")
+        self._metrics.remote_prefills.labels(outcome).inc()
         self._log.info(
             "remote_prefill",
             request=job.request_id,
@@ -354,8 +356,7 @@ class RemotePrefillHandler:
     def _look_for_silent(self) -> None:
         self._timer = None
         for job in self.jobs.silent(time.monotonic()):
-            self._metrics.remote_prefills.labels("expired").inc()
-            self._end(job, "the reader is silent")
+            self._end(job, SILENT)
         self._watch()
 
     def _note(self) -> None:
