@@ -141,6 +141,11 @@ class NixlBackend:
     async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         raise BackendFailed("readers read themselves")
 
+    def forget(self, peer: Peer) -> None:
+        channel = self._channels.pop((peer.info.agent_id, peer.info.incarnation), None)
+        if channel is not None:
+            channel.close()
+
     def wake(self) -> None:
         """Owner: look after transfers for a moment; readers that still wait say so again."""
         self._awake_until = time.monotonic() + _AWAKE_S

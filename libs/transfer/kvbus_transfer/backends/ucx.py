@@ -22,6 +22,7 @@ from kvbus_transfer.errors import BackendFailed
 from kvbus_transfer.hosts import container_identity
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.messages import Fetch
+from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import Region
 
 _PIECE_BYTES = 2 << 20
@@ -118,6 +119,9 @@ class UcxBackend:
 
     async def opened(self, region: Region, payload: bytes) -> bytes:
         return b""
+
+    def forget(self, peer: Peer) -> None:
+        pass
 
     def wake(self) -> None:
         pass
