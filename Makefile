@@ -10,6 +10,7 @@
 # make bench-index   storing, matching and memory of the prefix index
 # make bench-router   what a placement costs, and how evenly several routers spread requests
 # make bench-frontend   what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token
+# make bench-transfer   reading KV blocks from another process by each backend, beside memcpy, a socket, NIXL and UCX alone
 # make clean   remove the environment and all caches in this folder
 
 VENV ?= .venv
@@ -23,7 +24,7 @@ export VENV PYTHON TORCH
 
 BIN = $(abspath $(VENV))/bin
 
-.PHONY: help up test check chaos fmt agents bench bench-frontend bench-index bench-router bench-prefix-stability bench-resume clean run-env dev-env
+.PHONY: help up test check chaos fmt agents bench bench-frontend bench-index bench-router bench-prefix-stability bench-resume bench-transfer clean run-env dev-env
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -76,6 +77,9 @@ bench-router: run-env
 bench-frontend: run-env
 	@$(BIN)/kvbus model get smollm2 >/dev/null
 	@exec $(BIN)/kvbus bench frontend $(ARGS)
+
+bench-transfer: run-env
+	@exec $(BIN)/kvbus bench transfer $(ARGS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

@@ -2,8 +2,9 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from hashlib import blake2b
 
 from kvbus_transfer.budget import ByteBudget
 from kvbus_transfer.errors import (
@@ -17,13 +18,14 @@ from kvbus_transfer.errors import (
     TransferError,
     TransferTimeout,
 )
-from kvbus_transfer.grants import SEAL_BYTES, AgentInfo
+from kvbus_transfer.grants import AgentInfo
 from kvbus_transfer.handshake import greet
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.messages import Open, Opened, Refused, Request, Spoken
 from kvbus_transfer.stream import Stream
 
 _OPENED_KEPT = 1024
+_DIGEST_BYTES = 32
 
 
 class Peer:
@@ -37,8 +39,12 @@ class Peer:
         me: tuple[str, int],
         secret: bytes,
         tls: ssl.SSLContext | None,
+        on_gone: "Callable[[Peer], None]" = lambda _: None,
     ) -> None:
         self.info = info
+        self.is_gone = False
+        """It has closed a connection, which no owner does that is well, or cannot be reached."""
+        self._on_gone = on_gone
         self.budget = ByteBudget(limits.peer_bytes)
         self.resting: dict[str, float] = {}
         self.users = 0
@@ -88,7 +94,7 @@ class Peer:
 
     async def opened(self, grant: bytes, backend: str, payload: bytes = b"") -> Opened:
         """What this backend needs to read with the grant. Asked once: a grant of a lease that runs stays good."""
-        key = (grant[-SEAL_BYTES:] + grant[:SEAL_BYTES], backend)
+        key = (blake2b(grant, digest_size=_DIGEST_BYTES).digest(), backend)
         known = self._opened.get(key)
         if known is None:
             answer = await self.ask(Open(grant=grant, backend=backend, payload=payload))
@@ -141,10 +147,18 @@ class Peer:
         except (OSError, PeerLost) as error:  # TimeoutError is an OSError, and so are those of TLS
             if stream is not None:
                 stream.close()
+            self.is_gone = True
             where = f"{info.host}:{info.port}"
             raise PeerUnreachable(f"{where}: {error or 'no answer'}", peer=info.agent_id) from error
         except BaseException:
             if stream is not None:
                 stream.close()
             raise
-        return stream
+        connected = stream
+        connected.closed.add_done_callback(lambda _: self._ended(connected))
+        return connected
+
+    def _ended(self, stream: Stream) -> None:
+        if not stream.closed_here:
+            self.is_gone = True
+            self._on_gone(self)

@@ -31,6 +31,13 @@ _PEERS_KEPT = 256
 _BODIES_KEPT = 64
 
 
+_Key = tuple[str, int, str, int]
+
+
+def _key(info: AgentInfo) -> _Key:
+    return info.agent_id, info.incarnation, info.host, info.port
+
+
 class Reader:
     """``backends``: of the agent, in the order of preference. ``me``: its name and incarnation."""
 
@@ -54,7 +61,10 @@ class Reader:
         self._clock = clock
         self._host_id = host_identity()
         self._bodies: dict[bytes, GrantBody] = {}
-        self._peers: dict[tuple[str, int, str, int], Peer] = {}
+        self._peers: dict[_Key, Peer] = {}
+
+    def knows(self, agent_id: str) -> bool:
+        return any(peer.info.agent_id == agent_id for peer in self._peers.values())
 
     def bytes_under_way(self) -> int:
         return sum(peer.budget.used_bytes for peer in self._peers.values())
@@ -125,7 +135,7 @@ class Reader:
             self.counters.failed[error.code] += 1
             raise
         finally:
-            peer.users -= 1
+            self._leave(peer)
         return used
 
     async def store(
@@ -159,20 +169,38 @@ class Reader:
         return body
 
     def _peer(self, info: AgentInfo) -> Peer:
-        """One more user of it: take ``users`` back."""
-        key = (info.agent_id, info.incarnation, info.host, info.port)
+        """One more user of it, until `_leave`."""
+        key = _key(info)
         peer = self._peers.get(key)
         if peer is None:
-            peer = Peer(info, self.limits, me=self._me, secret=self._secret, tls=self._tls)
+            peer = Peer(
+                info, self.limits, me=self._me, secret=self._secret, tls=self._tls, on_gone=self._forget_if_unused
+            )
             for old, each in list(self._peers.items()):
                 if len(self._peers) < _PEERS_KEPT:
                     break
                 if each.users == 0:
-                    each.close()
-                    del self._peers[old]
+                    self._forget(old, each)
             self._peers[key] = peer
         peer.users += 1
         return peer
+
+    def _leave(self, peer: Peer) -> None:
+        peer.users -= 1
+        if peer.is_gone:
+            self._forget_if_unused(peer)
+
+    def _forget_if_unused(self, peer: Peer) -> None:
+        """An owner that has gone: mapped arenas of it would keep their memory."""
+        key = _key(peer.info)
+        if peer.users == 0 and self._peers.get(key) is peer:
+            self._forget(key, peer)
+
+    def _forget(self, key: _Key, peer: Peer) -> None:
+        del self._peers[key]
+        peer.close()
+        for backend in self.backends.values():
+            backend.forget(peer)
 
     async def _ask(self, info: AgentInfo, request: Callable[[float], Request], deadline_s: float) -> None:
         """``request`` is made from the time that is left."""
@@ -189,7 +217,7 @@ class Reader:
             self.counters.failed[error.code] += 1
             raise
         finally:
-            peer.users -= 1
+            self._leave(peer)
 
     def _batches(self, segments: Sequence[tuple[int, int]]) -> list[slice]:
         batches: list[slice] = []

@@ -30,6 +30,7 @@ class Stream(asyncio.BufferedProtocol):
         self._drained: asyncio.Future[None] | None = None
         self._paused_reading = False
         self._lost: BaseException | None = None
+        self.closed_here = False
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # What the transport calls.
@@ -157,6 +158,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """At once: what is not sent yet is lost. Idempotent."""
+        self.closed_here = True
         if self._transport is not None:
             self._transport.abort()
 

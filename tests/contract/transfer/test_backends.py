@@ -11,6 +11,7 @@ from kvbus_testkit.timing import eventually, scaled
 from kvbus_testkit.transfer import PeerError, TransferPeer
 from kvbus_testkit.transfer_peer import pattern
 from kvbus_transfer import GrantRefused, PeerLost, PeerUnreachable, Refusal, TransferAgent, TransferError
+from kvbus_transfer.backends.shm import ShmBackend
 from tests.contract.transfer.conftest import Place, peer_of
 
 MIB = 1 << 20
@@ -234,6 +235,9 @@ async def test_an_owner_that_dies_is_an_error_and_its_successor_does_not_honour_
             with pytest.raises((PeerLost, PeerUnreachable)):
                 await late.read(grant, [0], [bytearray(4 * MIB)], deadline_s=scaled(20))
     assert reader.reader.bytes_under_way() == 0
+    await eventually(lambda: not reader.reader.knows("mortal"), what="that all of the dead owner is forgotten")
+    if isinstance(shm := reader.backends.get("shm"), ShmBackend):
+        assert shm.mapped_bytes() == 0, "its memory is free"
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

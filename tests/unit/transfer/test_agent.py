@@ -31,6 +31,7 @@ from kvbus_transfer import (
 )
 from kvbus_transfer.backends.base import ReadJob
 from kvbus_transfer.messages import Fetch, Hello
+from kvbus_transfer.peers import Peer
 from kvbus_transfer.stream import Stream
 
 MIB = 1 << 20
@@ -136,6 +137,9 @@ async def test_a_block_that_arrives_changed_is_an_error(
         def can_reach(self, info: bytes, *, same_host: bool) -> bool:
             return True
 
+        def forget(self, peer: Peer) -> None:
+            shm.forget(peer)
+
         async def fetch(self, job: ReadJob) -> None:
             await shm.fetch(job)
             job.targets[1][5] ^= 1
@@ -164,6 +168,9 @@ async def test_a_backend_that_fails_rests_and_is_tried_again(arena: Arena) -> No
 
             def can_reach(self, info: bytes, *, same_host: bool) -> bool:
                 return True
+
+            def forget(self, peer: Peer) -> None:
+                shm.forget(peer)
 
             async def fetch(self, job: ReadJob) -> None:
                 self.tried += 1

@@ -69,6 +69,9 @@ class Backend(Protocol):
     async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         """Owner, of two-sided backends: send the bytes to who ``payload`` says. Raise TransferError."""
 
+    def forget(self, peer: Peer) -> None:
+        """Reader: this owner is gone, or was not used for long; nothing is under way with it."""
+
     def wake(self) -> None:
         """Owner, of backends that need its help: look after transfers for a moment."""
 

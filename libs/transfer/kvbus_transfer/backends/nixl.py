@@ -16,7 +16,16 @@ from typing import Any
 import msgspec
 
 from kvbus_transfer.backends.base import BackendUnavailable, ReadJob
-from kvbus_transfer.backends.nixl_channel import ENTRY_BYTES, Channel, ChannelFailed, Place, place_of, placed
+from kvbus_transfer.backends.nixl_channel import (
+    ENTRY_BYTES,
+    PAUSE_S,
+    TRIES,
+    Channel,
+    ChannelFailed,
+    Place,
+    place_of,
+    placed,
+)
 from kvbus_transfer.copying import address_of
 from kvbus_transfer.errors import BackendFailed, GrantRefused, Refusal
 from kvbus_transfer.limits import TransferLimits
@@ -132,6 +141,11 @@ class NixlBackend:
     async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         raise BackendFailed("readers read themselves")
 
+    def forget(self, peer: Peer) -> None:
+        channel = self._channels.pop((peer.info.agent_id, peer.info.incarnation), None)
+        if channel is not None:
+            channel.close()
+
     def wake(self) -> None:
         """Owner: look after transfers for a moment; readers that still wait say so again."""
         self._awake_until = time.monotonic() + _AWAKE_S
@@ -139,9 +153,11 @@ class NixlBackend:
             self._polling = asyncio.get_running_loop().create_task(self._poll(), name="kvbus-nixl-owner")
 
     async def _poll(self) -> None:
+        tries = 0
         while time.monotonic() < self._awake_until and self._agent is not None:
             self._agent.get_new_notifs()
-            await asyncio.sleep(0)
+            tries += 1
+            await asyncio.sleep(0 if tries % TRIES else PAUSE_S)
 
     async def fetch(self, job: ReadJob) -> None:
         entry = b""

@@ -19,6 +19,9 @@ _PIECE_BYTES = 2 << 20
 _WINDOW = 8
 _WAKE_AGAIN_S = 0.04
 _ABANDON_S = 0.5
+TRIES = 16
+PAUSE_S = 0.001
+"""NIXL has nothing that could be waited for. Who asks it all the time takes the core from the other side, when cores are few."""
 ENTRY_BYTES = 8
 """Of the lease table."""
 _ENTRIES = 64
@@ -195,6 +198,7 @@ class Channel:
     async def _wait(self, under_way: list[Any], peer: Peer, *, leave: int) -> None:
         waking: asyncio.Task[Any] | None = None
         wake_at = 0.0
+        tries = 0
         try:
             while len(under_way) > leave:
                 handles, under_way[:] = under_way[:], []
@@ -211,7 +215,8 @@ class Channel:
                 if len(under_way) > leave and waking is None and time.monotonic() >= wake_at:
                     wake_at = time.monotonic() + _WAKE_AGAIN_S
                     waking = asyncio.get_running_loop().create_task(peer.ask(Wake(backend="nixl")))
-                await asyncio.sleep(0)
+                tries += 1
+                await asyncio.sleep(0 if tries % TRIES else PAUSE_S)
         finally:
             if waking is not None:
                 waking.cancel()

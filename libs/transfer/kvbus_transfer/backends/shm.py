@@ -21,6 +21,7 @@ from kvbus_transfer.copying import Pieces, address_of, copy_pieces
 from kvbus_transfer.endings import to_the_end
 from kvbus_transfer.errors import BackendFailed, GrantRefused, Refusal
 from kvbus_transfer.limits import TransferLimits
+from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import ArenaRegion, Region
 from kvbus_transfer.streaming import fastest_copy
 
@@ -72,6 +73,7 @@ class ShmBackend:
         self._limits = limits
         self._files: dict[int, bytes] = {}
         self._mappings: dict[bytes, _Mapping] = {}
+        self._of_peer: dict[tuple[str, int], set[bytes]] = {}
         self._copy: Callable[[Pieces], None] = copy_pieces
         self._threads = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="kvbus-copy")
 
@@ -81,6 +83,7 @@ class ShmBackend:
 
     async def stop(self) -> None:
         self._mappings.clear()
+        self._of_peer.clear()
         self._threads.shutdown(wait=True)
 
     def can_serve(self, region: Region) -> bool:
@@ -114,13 +117,21 @@ class ShmBackend:
     async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         raise BackendFailed("readers copy themselves")
 
+    def forget(self, peer: Peer) -> None:
+        for name in self._of_peer.pop((peer.info.agent_id, peer.info.incarnation), ()):
+            self._mappings.pop(name, None)
+
     def wake(self) -> None:
         pass
 
+    def mapped_bytes(self) -> int:
+        """Memory of owners that this process keeps alive."""
+        return sum(mapping.size_bytes for mapping in self._mappings.values())
+
     async def fetch(self, job: ReadJob) -> None:
         opened = await job.peer.opened(job.grant, self.name)
-        table = self._mapped(job.peer.info.backends[self.name])
-        memory = self._mapped(opened.detail)
+        table = self._mapped(job.peer, job.peer.info.backends[self.name])
+        memory = self._mapped(job.peer, opened.detail)
         if any(offset < 0 or offset + length > memory.size_bytes for offset, length in job.segments):
             raise GrantRefused(Refusal.OUT_OF_RANGE, peer=job.peer.info.agent_id)
         source = memory.address
@@ -139,13 +150,14 @@ class ShmBackend:
             await job.peer.opened(job.grant, self.name)  # the owner says why
             raise GrantRefused(Refusal.STALE, peer=job.peer.info.agent_id)
 
-    def _mapped(self, encoded: bytes) -> _Mapping:
+    def _mapped(self, peer: Peer, encoded: bytes) -> _Mapping:
         known = self._mappings.pop(encoded, None)
         if known is None:
             try:
                 known = _Mapping(msgspec.msgpack.decode(encoded, type=SharedFile))
             except (OSError, ValueError) as error:
                 raise BackendFailed(f"cannot map the arena: {error}") from error
+            self._of_peer.setdefault((peer.info.agent_id, peer.info.incarnation), set()).add(encoded)
             while len(self._mappings) >= _MAPPINGS_KEPT:
                 del self._mappings[next(iter(self._mappings))]
         self._mappings[encoded] = known

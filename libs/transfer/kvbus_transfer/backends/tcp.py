@@ -6,6 +6,7 @@ from typing import Any
 from kvbus_transfer.backends.base import ReadJob
 from kvbus_transfer.errors import BackendFailed, PeerLost
 from kvbus_transfer.messages import Fetch, Fetched, Refused
+from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import Region
 from kvbus_transfer.stream import read_all
 
@@ -36,6 +37,9 @@ class TcpBackend:
 
     async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         raise BackendFailed("tcp sends on the connection that asked")
+
+    def forget(self, peer: Peer) -> None:
+        pass
 
     def wake(self) -> None:
         pass

@@ -16,11 +16,13 @@ from typing import Any
 import msgspec
 
 from kvbus_transfer.backends.base import BackendUnavailable, ReadJob
+from kvbus_transfer.backends.ucx_progress import Progress
 from kvbus_transfer.endings import to_the_end
 from kvbus_transfer.errors import BackendFailed
 from kvbus_transfer.hosts import container_identity
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.messages import Fetch
+from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import Region
 
 _PIECE_BYTES = 2 << 20
@@ -75,9 +77,9 @@ class UcxBackend:
         self._ucx: Any = None
         self._array: Callable[[Any], Any] | None = None
         self._context: Any = None
-        self._worker: Any = None
+        self._worker: Progress | None = None
         self._endpoints: dict[Target, Any] = {}
-        self._idle: list[Any] = []
+        self._idle: list[Progress] = []
         self._channels = asyncio.Semaphore(limits.connections)
 
     async def start(self) -> bytes:
@@ -92,7 +94,10 @@ class UcxBackend:
         features = (self._ucx.Feature.TAG, self._ucx.Feature.WAKEUP)
         config = {name: value for name, value in _CONFIG.items() if f"UCX_{name}" not in os.environ}
         self._context = self._ucx.UCXContext(config, features)
-        self._worker = self._ucx.UCXWorker(self._context)
+        self._worker = Progress(self._ucx.UCXWorker(self._context))
+
+    def _make_channel(self) -> Progress:
+        return Progress(self._ucx.UCXWorker(self._context))
 
     async def stop(self) -> None:
         self._endpoints.clear()
@@ -115,26 +120,32 @@ class UcxBackend:
     async def opened(self, region: Region, payload: bytes) -> bytes:
         return b""
 
+    def forget(self, peer: Peer) -> None:
+        pass
+
     def wake(self) -> None:
         pass
 
     async def push(self, payload: bytes, views: Sequence[Any]) -> None:
         target = msgspec.msgpack.decode(payload, type=Target)
         sending: list[Any] = []
+        worker = self._worker
+        if worker is None:
+            raise BackendFailed("UCX was stopped")
         try:
-            endpoint = self._endpoint(target)
+            endpoint = self._endpoint(worker, target)
             for number, piece in enumerate(pieces_of(views)):
                 sending.append(endpoint.tag_send(self._wrap(piece), self._ucx.UCXXTag(target.tag + number)))
         except Exception as error:
             raise BackendFailed(f"UCX: {error}") from error
-        await self._complete(self._worker, sending, lambda: None)
+        await self._complete(worker, sending, lambda: None)
 
-    def _endpoint(self, target: Target) -> Any:
+    def _endpoint(self, worker: Progress, target: Target) -> Any:
         key = msgspec.structs.replace(target, tag=0)
         endpoint = self._endpoints.pop(key, None)
         if endpoint is None:
             address = self._ucx.UCXAddress.create_from_buffer(target.address)
-            endpoint = self._ucx.UCXEndpoint.create_from_worker_address(self._worker, address, target.handles_errors)
+            endpoint = self._ucx.UCXEndpoint.create_from_worker_address(worker.worker, address, target.handles_errors)
         self._endpoints[key] = endpoint
         while len(self._endpoints) > _ENDPOINTS_KEPT:
             del self._endpoints[next(iter(self._endpoints))]
@@ -145,11 +156,10 @@ class UcxBackend:
             raise RuntimeError("not started")
         return self._array(piece)
 
-    async def _complete(self, worker: Any, requests: list[Any], look: Callable[[], None]) -> None:
+    async def _complete(self, progress: Progress, requests: list[Any], look: Callable[[], None]) -> None:
         """Make progress until all are done; ``look`` raises when that is in vain. Raise BackendFailed."""
         done = 0
         while done < len(requests):
-            worker.progress()
             while done < len(requests) and requests[done].completed:
                 try:
                     requests[done].check_error()
@@ -158,16 +168,16 @@ class UcxBackend:
                 done += 1
             if done < len(requests):
                 look()
-                await asyncio.sleep(0)
+                await progress.step()
 
     async def fetch(self, job: ReadJob) -> None:
         async with self._channel() as channel:
             tag = secrets.randbits(47) << 16
             receiving = [
-                channel.tag_recv(self._wrap(piece), self._ucx.UCXXTag(tag + number))
+                channel.worker.tag_recv(self._wrap(piece), self._ucx.UCXXTag(tag + number))
                 for number, piece in enumerate(pieces_of(job.targets))
             ]
-            target = Target(channel.address.tobytes(), tag, job.peer.info.backends[self.name] != self._container)
+            target = Target(channel.worker.address.tobytes(), tag, job.peer.info.backends[self.name] != self._container)
             fetch = Fetch(
                 grant=job.grant,
                 indices=job.indices,
@@ -176,6 +186,7 @@ class UcxBackend:
                 payload=msgspec.msgpack.encode(target),
             )
             asking = asyncio.get_running_loop().create_task(job.peer.ask(fetch))
+            asking.add_done_callback(lambda _: channel.wake())
             try:
                 await self._complete(channel, receiving, lambda: _raise_failure(asking))
                 await asyncio.shield(asking)
@@ -183,27 +194,26 @@ class UcxBackend:
                 await to_the_end(self._abandon(asking, channel, receiving))
                 raise
 
-    async def _abandon(self, asking: "asyncio.Task[Any]", channel: Any, receiving: Sequence[Any]) -> None:
+    async def _abandon(self, asking: "asyncio.Task[Any]", channel: Progress, receiving: Sequence[Any]) -> None:
         """Nothing may write to the targets any more: what is under way arrives, unless the owner is gone. What then is left can
         only be written by a worker that nobody calls again."""
         until = time.monotonic() + _ABANDON_S
         while time.monotonic() < until and not all(request.completed for request in receiving):
             if asking.done() and (asking.cancelled() or asking.exception() is not None):
                 break
-            channel.progress()
-            await asyncio.sleep(0)
+            await channel.step()
         asking.cancel()
         await asyncio.wait([asking])
         if not asking.cancelled():
             asking.exception()
 
     @asynccontextmanager
-    async def _channel(self) -> AsyncIterator[Any]:
+    async def _channel(self) -> AsyncIterator[Progress]:
         """A worker for one read. It is kept when the block ends well, thrown away when it does not."""
         async with self._channels:
-            worker = self._idle.pop() if self._idle else await asyncio.to_thread(self._ucx.UCXWorker, self._context)
-            yield worker
-            self._idle.append(worker)
+            channel = self._idle.pop() if self._idle else await asyncio.to_thread(self._make_channel)
+            yield channel
+            self._idle.append(channel)
 
 
 def _raise_failure(asking: "asyncio.Task[Any]") -> None:
