@@ -55,7 +55,7 @@ class KvbmApp:
             spawn=service.spawn,
             log=service.log,
         )
-        for plan in make_tiers(settings, self.tiers.listener):
+        for plan in make_tiers(settings, self.tiers.listener, log=service.log, clock=self._clock):
             self.tiers.add(plan.tier, plan.policy, plan.write_bytes_per_s)
         self.loads = Loads(
             self.tiers,
@@ -87,7 +87,15 @@ class KvbmApp:
             max_wait_s=settings.max_pin_wait_s,
             clock=self._clock,
         )
-        retention = Retention(self.pools, self.tiers, changed=self._changed, used=self._used, clock=self._clock)
+        retention = Retention(
+            self.pools,
+            self.tiers,
+            self.loads,
+            changed=self._changed,
+            used=self._used,
+            max_keys=settings.max_keys_per_request,
+            clock=self._clock,
+        )
         self._blocks = blocks.BlockRequests(
             self.pools, attaching, onboarding, retention, changed=self._changed, used=self._used, clock=self._clock
         )

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from kvbus_kvbm.core.disk_space import DiskLimits
 from kvbus_kvbm.core.pool import PoolLimits
 from kvbus_kvbm.core.pools import Budget
 from kvbus_kvbm.core.write_through import BadPolicy, EdgePolicy, LoadLimits, TierLimits
@@ -50,9 +51,21 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     snapshot_chunk_keys: Annotated[int, Flag("blocks in one message of a snapshot")] = 8192
     max_snapshots: Annotated[int, Flag("snapshots kept for askers that fetch them in chunks")] = 4
     snapshot_ttl_s: Annotated[float, Flag("how long a snapshot is kept after the last question for it")] = 30.0
+    g3_dir: Annotated[str, Flag("directory on a local disk for KV blocks (none: no G3)", metavar="DIR")] = ""
+    g3_bytes: Annotated[int, Flag("disk space for KV blocks, all models together", metavar="BYTES")] = 16 << 30
+    g3_segment_bytes: Annotated[int, Flag("size of the files in which the space is taken")] = 256 << 20
+    g3_keep_free_bytes: Annotated[int, Flag("what of the file system is left to others")] = 1 << 30
+    g3_deadline_s: Annotated[float, Flag("how long the disk may take for an operation, besides its bytes")] = 2.0
+    g3_min_bytes_per_s: Annotated[float, Flag("rate that the disk must reach within the deadline")] = 50e6
+    g3_failures: Annotated[int, Flag("failures in a row after which the disk is left alone for a while")] = 3
+    g3_rest_s: Annotated[float, Flag("how long a disk in trouble is left alone at first")] = 5.0
+    g3_read_threads: Annotated[int, Flag("reads from the disk at the same time")] = 4
+    g3_max_waiting: Annotated[int, Flag("reads, and writes, that may be under way or wait")] = 256
+    g3_pin_share: Annotated[float, Flag("part of the disk space that pinned blocks of one tenant may take")] = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_g3()
         for name in (
             "g2_bytes",
             "min_pool_slots",
@@ -98,6 +111,39 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
                 EdgePolicy.parse(getattr(self, name))
             except BadPolicy as problem:
                 raise ValueError(f"{name}: {problem}") from problem
+
+    def _check_g3(self) -> None:
+        for name in (
+            "g3_bytes",
+            "g3_segment_bytes",
+            "g3_deadline_s",
+            "g3_min_bytes_per_s",
+            "g3_failures",
+            "g3_rest_s",
+            "g3_read_threads",
+            "g3_max_waiting",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
+        if self.g3_keep_free_bytes < 0:
+            raise ValueError("g3_keep_free_bytes must not be negative")
+        if not 0 <= self.g3_pin_share <= 1:
+            raise ValueError("g3_pin_share must be between 0 and 1")
+
+    @property
+    def disk_limits(self) -> DiskLimits:
+        return DiskLimits(
+            capacity_bytes=self.g3_bytes,
+            segment_bytes=self.g3_segment_bytes,
+            keep_free_bytes=self.g3_keep_free_bytes,
+            deadline_s=self.g3_deadline_s,
+            min_bytes_per_s=self.g3_min_bytes_per_s,
+            failures=self.g3_failures,
+            rest_s=self.g3_rest_s,
+            read_threads=self.g3_read_threads,
+            max_waiting=self.g3_max_waiting,
+            pin_share=self.g3_pin_share,
+        )
 
     @property
     def budget(self) -> Budget:

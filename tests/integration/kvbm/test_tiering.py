@@ -17,6 +17,7 @@ from kvbus_kvbm.core.lower import BlockMeta, Changed, TierCounters, TierUsage
 from kvbus_kvbm.core.pools import PoolSpec
 from kvbus_kvbm.core.write_through import EdgePolicy
 from kvbus_kvbm.settings import KvbmSettings
+from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.event_log import EventLog
 from kvbus_runtime.service import RunningService, Service, host
 from kvbus_testkit.kvbm import STREAM_BYTES, ByHand, by_hand, content, key
@@ -24,7 +25,15 @@ from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.timing import eventually, scaled
 from kvbus_transfer import checksum
 from kvbus_wire.kv_events import KvEvents, Removed, Stored, decode_events
-from kvbus_wire.kvbm import PinBlocks, PinnedBlocks
+from kvbus_wire.kvbm import (
+    BlockDirective,
+    DropBlocks,
+    DroppedBlocks,
+    PinBlocks,
+    PinnedBlocks,
+    RetainBlocks,
+    Retained,
+)
 from kvbus_wire.packing import pack_keys, unpack_keys
 
 KVBM_ID = "kvbm-1"
@@ -142,7 +151,7 @@ class Stage:
             nats=self._nats_url, namespace=self._namespace, arena_dir=str(self._arena_dir), **values
         )
 
-        def make(settings: KvbmSettings, listener: Any) -> list[TierPlan]:
+        def make(settings: KvbmSettings, listener: Any, **_: Any) -> list[TierPlan]:
             for name in names:
                 self.tiers[name] = FakeTier(name, listener(name))
             return [TierPlan(self.tiers[name], EdgePolicy.parse(self.policies.get(name, "all"))) for name in names]
@@ -478,3 +487,142 @@ async def test_a_pool_that_gives_way_keeps_what_it_has_below(stage: Stage) -> No
     await eventually(lambda: key("c3") in disk.held)
     assert len(disk.held) == 12
     app_of(running)
+
+
+async def test_blocks_of_other_hosts_are_found_from_the_middle_of_a_chain(stage: Stage) -> None:
+    running = await stage.kvbm("g4")
+    worker = await stage.worker()
+    store = stage.tiers["g4"]
+    await worker.offload(names("far", 3))
+    await eventually(lambda: len(store.held) == 3)
+    parent = key("far2")
+    for depth in range(3, 8):
+        data = content(f"far{depth}")
+        store.held[key(f"far{depth}")] = BlockMeta(key(f"far{depth}"), parent, depth, checksum(data)), data
+        parent = key(f"far{depth}")
+    request = PinBlocks(
+        pool_id=worker.pool_id,
+        instance_id=worker.service.instance_id,
+        keys=pack_keys(map(key, names("far", 8)[3:])),
+        wait_s=5.0,
+        parent=key("far2"),
+    )
+    pinned: PinnedBlocks = await worker.ask(request, PinnedBlocks)
+    assert len(pinned.slots) + pinned.coming == 5
+    assert await onboard(worker, names("far", 8)) == [content(name) for name in names("far", 8)]
+    app_of(running)
+
+
+async def test_blocks_that_nobody_wants_any_more_do_not_come_back(stage: Stage) -> None:
+    """Neither from a batch that is being written when they are dropped, nor from a load."""
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    disk = stage.tiers["g3"]
+    chain = names("a", 4)
+    disk.open.clear()
+    await worker.offload(chain)
+    await eventually(lambda: disk.busy)
+    app = app_of(running)
+    pool = next(iter(app.pools))
+    await app.tiers.drop(pool.spec, pool.pool_id, [key(name) for name in chain])
+    disk.open.set()
+    await eventually(lambda: app.tiers.edges[0].quiet.is_set())
+    assert disk.held == {}
+    await worker.onboard(chain)
+    await eventually(lambda: len(disk.held) == 4)
+    await evict_all(worker, running)
+    disk.open.clear()
+    asking = asyncio.ensure_future(bring(worker, chain))
+    await eventually(lambda: disk.busy)
+    await app.loads.stop(pool.pool_id, [key(chain[2])])
+    assert (await asking).slots == ()
+    assert (len(app.loads), disk.busy) == (0, 0)
+    disk.open.set()
+    app_of(running)
+
+
+async def test_a_load_that_reaches_its_deadline_gives_its_room_back(stage: Stage) -> None:
+    running = await stage.kvbm("g3", load_deadline_s=0.05)
+    worker = await stage.worker()
+    disk = stage.tiers["g3"]
+    await worker.offload(names("a", 8))
+    await eventually(lambda: len(disk.held) == 8)
+    await evict_all(worker, running)
+    disk.open.clear()
+    pinned = await bring(worker, names("a", 8), wait_s=600)
+    assert (pinned.slots, pinned.coming) == ((), 0)
+    assert running.service.metrics.value("load_late_total", {"tier": "g2"}) == 1
+    assert next(iter(app_of(running).pools)).pool.usage().free == 16
+    disk.open.set()
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), -1.0])
+async def test_a_wait_that_makes_no_sense_is_none(stage: Stage, wait_s: float) -> None:
+    await stage.kvbm("g3")
+    worker = await stage.worker()
+    assert (await bring(worker, names("a", 2), wait_s=wait_s)).slots == ()
+
+
+async def test_more_loads_than_the_limit_are_refused_and_counted(stage: Stage) -> None:
+    running = await stage.kvbm("g3", max_loads=1)
+    worker = await stage.worker()
+    disk = stage.tiers["g3"]
+    for prefix in "ab":
+        await worker.offload(names(prefix, 4))
+    await eventually(lambda: len(disk.held) == 8)
+    await evict_all(worker, running)
+    disk.open.clear()
+    assert (await bring(worker, names("a", 4), wait_s=0.01)).coming == 4
+    assert (await bring(worker, names("b", 4), wait_s=600)).coming == 0
+    assert running.service.metrics.value("load_refused_total", {"tier": "g2"}) == 1
+    disk.open.set()
+    assert await onboard(worker, names("a", 4)) == [content(name) for name in names("a", 4)]
+
+
+async def test_dropped_blocks_leave_all_tiers_also_more_than_fit_into_one_request(stage: Stage) -> None:
+    running = await stage.kvbm("g3", "g4", max_keys_per_request=3)
+    worker = await stage.worker()
+    for at in range(0, 8, 2):
+        await worker.offload(names("a", 8)[at : at + 2], parent=f"a{at - 1}" if at else "")
+    await worker.offload(["b"], parent="a1")
+    await eventually(lambda: all(len(tier.held) == 9 for tier in stage.tiers.values()))
+    subject = worker.service.bus.subjects.control(KVBM_ID)
+    request = DropBlocks(model="tiny", keys=pack_keys(map(key, names("a", 8))))
+    dropped: DroppedBlocks = await worker.service.bus.request(subject, request, DroppedBlocks, timeout_s=10)
+    assert dropped.blocks["g2"] == 6, "what has other blocks below it stays"
+    assert dropped.blocks["g3"] == dropped.blocks["g4"] == 8, "(these tiers do not look)"
+    assert await worker.onboard(["a0", "a1", "b"]) == [content(name) for name in ("a0", "a1", "b")]
+    bad = DropBlocks(model="tiny", keys=b"123")
+    with pytest.raises(RequestFailed):
+        await worker.service.bus.request(subject, bad, DroppedBlocks, timeout_s=10)
+    app_of(running)
+
+
+async def test_leases_travel_down_and_come_back_up(stage: Stage) -> None:
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    disk = stage.tiers["g3"]
+    await worker.offload(names("a", 4))
+    await eventually(lambda: len(disk.held) == 4)
+
+    async def retain(*said: BlockDirective) -> Retained:
+        request = RetainBlocks(
+            pool_id=worker.pool_id,
+            instance_id=worker.service.instance_id,
+            keys=pack_keys(map(key, names("a", 4))),
+            directives=said,
+        )
+        retained: Retained = await worker.ask(request, Retained)
+        return retained
+
+    assert (await retain(BlockDirective(start=0, end=2, kind="pinned", ttl_s=60.0, tenant="t"))).unpinned == ()
+    await eventually(lambda: disk.held[key("a1")][0].directive.kind == "pinned")
+    assert disk.held[key("a2")][0].directive.kind == "normal"
+    await evict_all(worker, running)
+    assert len(await onboard(worker, names("a", 4))) == 4
+    pool = next(iter(app_of(running).pools)).pool
+    kinds = [block.directive.kind for name in names("a", 4) if (block := pool.find(key(name)))]
+    assert kinds == ["pinned", "pinned", "normal", "normal"]
+    await evict_all(worker, running)
+    await retain(BlockDirective(start=2, end=4, kind="pinned", ttl_s=60.0, tenant="t"))
+    assert disk.held[key("a3")][0].directive.kind == "pinned", "what lies only below is asked for there"

@@ -200,17 +200,18 @@ class Tiers:
             edge.renew.set()
 
     async def retain(self, spec: PoolSpec, keys: Sequence[bytes], directives: Sequence[Directive]) -> set[int]:
-        """The same, at once, for blocks that are not in G2. The positions that no tier has pinned as it was asked to."""
-        unpinned = {i for i, directive in enumerate(directives) if directive.kind == "pinned"}
+        """The same, at once, for blocks that are not in G2. The positions that were to be pinned and are not, in any tier."""
+        pinned: set[int] = set()
+        refused: set[int] = set()
         for edge in self.edges:
             index = self.index(edge.tier.name, spec)
             places = [i for i, key in enumerate(keys) if key in index]
-            if not places:
-                continue
-            call = edge.tier.retain(spec, [keys[i] for i in places], [directives[i] for i in places])
-            refused = {places[i] for i in await self._guarded(edge, call, range(len(places)))}
-            unpinned -= set(places) - refused
-        return unpinned
+            if places:
+                call = edge.tier.retain(spec, [keys[i] for i in places], [directives[i] for i in places])
+                without = {places[i] for i in await self._guarded(edge, call, range(len(places)))}
+                refused |= without
+                pinned |= set(places) - without
+        return {i for i in refused - pinned if directives[i].kind == "pinned"}
 
     async def _tell_renewals(self, edge: Edge) -> None:
         while True:

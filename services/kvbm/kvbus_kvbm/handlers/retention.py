@@ -1,9 +1,12 @@
 """RetainBlocks and DropBlocks: what is known of the future of blocks, told to all tiers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from kvbus_blocks.keys import KEY_BYTES
 from kvbus_kvbm.adapters.events import TIER
+from kvbus_kvbm.adapters.loads import Loads
 from kvbus_kvbm.adapters.tiers import Tiers
+from kvbus_kvbm.core.errors import InvalidRequest
 from kvbus_kvbm.core.keeping import directives_of
 from kvbus_kvbm.core.pools import OpenPool, Pools
 from kvbus_kvbm.core.spec import PoolSpec
@@ -18,13 +21,17 @@ class Retention:
         self,
         pools: Pools,
         tiers: Tiers,
+        loads: Loads,
         *,
         changed: Callable[[OpenPool], None],
         used: Callable[[OpenPool, bytes], None],
+        max_keys: int,
         clock: Callable[[], float],
     ) -> None:
         self._pools = pools
         self._tiers = tiers
+        self._loads = loads
+        self._max_keys = max_keys
         self._changed = changed
         self._used = used
         self._clock = clock
@@ -65,21 +72,34 @@ class Retention:
         return Retained(unpinned=tuple(sorted(unpinned)))
 
     async def drop(self, request: DropBlocks) -> DroppedBlocks:
-        dropped = {TIER: 0}
-        specs: dict[PoolSpec, str] = {}
-        for edge in self._tiers.edges:
-            specs |= {spec: "" for spec, _ in self._tiers.specs(edge.tier.name) if spec.model == request.model}
-        for pool in self._pools.of_model(request.model):
-            specs[pool.spec] = pool.pool_id
+        """In pieces that a pool takes, the last one first: children go before their parents."""
+        if len(request.keys) % KEY_BYTES:
+            raise InvalidRequest(f"{len(request.keys)} bytes are no keys of {KEY_BYTES} bytes")
+        dropped = {TIER: 0, **{edge.tier.name: 0 for edge in self._tiers.edges}}
+        keys = list(dict.fromkeys(unpack_keys(request.keys)))
+        for end in range(len(keys), 0, -self._max_keys):
+            for spec in self._specs(request.model):
+                for tier, blocks in (await self._drop(spec, keys[max(0, end - self._max_keys) : end])).items():
+                    dropped[tier] += blocks
+        return DroppedBlocks(blocks=dropped)
+
+    async def _drop(self, spec: PoolSpec, keys: Sequence[bytes]) -> dict[str, int]:
+        pool = self._pools.find(spec)
+        freed = 0
+        if pool is not None:
+            await self._loads.stop(pool.pool_id, keys)
             try:
-                dropped[TIER] += pool.pool.drop_blocks(request.keys, self._clock())
+                freed = pool.pool.drop_blocks(b"".join(keys), self._clock())
             finally:
                 self._changed(pool)
-        keys = unpack_keys(request.keys)
-        for spec, pool_id in specs.items():
-            for tier, blocks in (await self._tiers.drop(spec, pool_id, keys)).items():
-                dropped[tier] = dropped.get(tier, 0) + blocks
-        return DroppedBlocks(blocks=dropped)
+        return {TIER: freed, **await self._tiers.drop(spec, "" if pool is None else pool.pool_id, keys)}
+
+    def _specs(self, model: str) -> list[PoolSpec]:
+        """Everything of the model that there are blocks of, also where its pool is gone."""
+        specs = {pool.spec: None for pool in self._pools.of_model(model)}
+        for edge in self._tiers.edges:
+            specs |= {spec: None for spec, _ in self._tiers.specs(edge.tier.name) if spec.model == model}
+        return list(specs)
 
     def _lies_below(self, spec: PoolSpec, key: bytes) -> bool:
         return any(key in self._tiers.index(edge.tier.name, spec) for edge in self._tiers.edges)
