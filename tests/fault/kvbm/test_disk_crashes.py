@@ -221,9 +221,9 @@ async def test_a_flipped_bit_in_the_journal_costs_one_record(tmp_path: Path, ope
     for at in range(0, len(content), 23):
         damaged = bytearray(content)
         damaged[at] ^= 1 << at % 8
-        write_file(path, damaged)
+        write_file(path, bytes(damaged))
         tier, heard = await opened.open(tmp_path)
-        assert all_in(tier) == expected(damaged)
+        assert all_in(tier) == expected(bytes(damaged))
         assert len(all_in(tier) ^ everything) <= 1
         assert await read_all(tier) == all_in(tier)
         told = heard.blocks.get(SPEC, set())
