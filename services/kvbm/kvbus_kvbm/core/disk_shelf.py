@@ -273,9 +273,10 @@ class Shelf:
         directive = self._caps.grant(record.key, _sane(shifted(record.directive, -self._unix_s)), now_s)
         meta = BlockMeta(record.key, record.parent, record.depth, record.checksum, directive)
         block = DiskBlock(meta, record.segment, record.slot)
-        block.kept = True
+        # Not kept yet while it is used: it must not be offered before its children are known.
         self._order.begin_use()
         self._order.use(block)
+        block.kept = True
         self._insert(block)
 
     def _insert(self, block: DiskBlock) -> None:

@@ -40,9 +40,9 @@ class Writes:
         self._no_growth_until_s: dict[PoolSpec, float] = {}
         self._to_flush: dict[PoolSpec, Shelf] = {}
 
-    async def call(self, call: Callable[[Buffer], T]) -> T:
+    def call(self, call: Callable[[Buffer], T]) -> "asyncio.Future[T]":
         """For the start and the end, when nothing else is written."""
-        return await asyncio.wrap_future(self._threads.submit(call))
+        return asyncio.wrap_future(self._threads.submit(call))
 
     async def write(self, spec: PoolSpec, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> list[bool]:
         started_s = self._clock()
