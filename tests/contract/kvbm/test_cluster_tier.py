@@ -106,7 +106,11 @@ async def lies_there(store: ClusterStore, name: str) -> bool:
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    await eventually(check)
+    async def checked() -> bool | None:
+        return await check()
+
+    condition: Callable[[], bool | None | Awaitable[bool | None]] = checked
+    await eventually(condition)
 
 
 async def test_another_host_finds_and_reads_what_one_has_written(open_store: Callable[[], ClusterStore]) -> None:
