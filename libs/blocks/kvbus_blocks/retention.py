@@ -191,8 +191,12 @@ class EvictionOrder(Generic[N]):
         self._uses += 1
 
     def use(self, node: N) -> None:
-        node.used = self._uses
         node.uses += 1
+        self.touch(node)
+
+    def touch(self, node: N) -> None:
+        """A sign of a use that is counted elsewhere: the block is as recent as if it was used."""
+        node.used = self._uses
         node.inflation = self.inflation
         self.offer(node)
 

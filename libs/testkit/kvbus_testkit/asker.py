@@ -12,7 +12,7 @@ from kvbus_testkit.timing import scaled
 from kvbus_wire.frontend import Ended, StepFrame
 from kvbus_wire.packing import pack_tokens, unpack_tokens
 from kvbus_wire.request import Sampling, Stopping
-from kvbus_wire.worker import Accepted, Generate
+from kvbus_wire.worker import Accepted, Generate, Prefetch, Prefetched
 
 
 class Answer:
@@ -62,6 +62,18 @@ class Asker:
         await self.service.bus.request(self.service.bus.subjects.generate(worker_id), generate, Accepted, timeout_s=20)
         ended = await asyncio.wait_for(answer.ended, scaled(60))
         assert ended.reason == "length", ended
+        return answer
+
+    async def prefetch(self, worker_id: str, tokens: Sequence[int]) -> Prefetched:
+        """Bring the blocks of a prompt into G1, with as much time as it takes: a request would wait no longer than computing."""
+        message = Prefetch(
+            request_id=secrets.token_hex(4),
+            model=self._model,
+            tokens=pack_tokens(tokens),
+            deadline_ms=int((time.time() + scaled(20)) * 1000),
+        )
+        subject = self.service.bus.subjects.generate(worker_id)
+        answer: Prefetched = await self.service.bus.request(subject, message, Prefetched, timeout_s=scaled(30))
         return answer
 
     async def drain(self, reason: str) -> None:

@@ -18,13 +18,20 @@ from kvbus_testkit.timing import eventually_sync, scaled
 class ServiceProcess:
     """``python -m <module> <arguments>`` with JSON logs. A context manager; leaving it terminates the process.
 
-    The environment is this process's without its ``KVBUS_*`` variables, plus ``env``.
+    The environment is this process's without its ``KVBUS_*`` variables, plus ``env``. ``wrap``: words before the command.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str] = (), *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        wrap: Sequence[str] = (),
+    ) -> None:
         base = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
         self.environment = {**base, "KVBUS_LOG_FORMAT": "json", "OMP_NUM_THREADS": "1", **(env or {})}
-        self.command = [sys.executable, "-m", module, *arguments]
+        self.command = [*wrap, sys.executable, "-m", module, *arguments]
         handle, name = tempfile.mkstemp(prefix="kvbus-process-", suffix=".log")
         self._log_file = Path(name)
         self._process = subprocess.Popen(

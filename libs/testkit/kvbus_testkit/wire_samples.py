@@ -287,7 +287,7 @@ SAMPLES: tuple[Message, ...] = (
     ReserveBlocks(pool_id="p", instance_id="worker-1", parent=KEY_A, keys=KEY_B, directives=(DIRECTIVE,)),
     ReservedBlocks(lease_id="l", lease_s=5.0, slots=(Slot(index=1, generation=2, checksum=3), None)),
     CommitBlocks(lease_id="l", checksums=(2**64 - 1, None)),
-    PinBlocks(pool_id="p", instance_id="worker-1", keys=KEYS, wait_s=0.5),
+    PinBlocks(pool_id="p", instance_id="worker-1", keys=KEYS, wait_s=0.5, parent=b"p" * 16),
     PinnedBlocks(lease_id="l", lease_s=5.0, slots=(Slot(index=1, generation=2, checksum=3),), coming=64),
     ReleaseLease(lease_id="l", corrupt=(1, 3)),
     RetainBlocks(pool_id="p", instance_id="worker-1", keys=KEYS, directives=(DIRECTIVE,)),

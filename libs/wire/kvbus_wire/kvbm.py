@@ -82,13 +82,15 @@ class PinBlocks(Message, frozen=True):
     """Make the leading blocks of ``keys`` (packed) readable until the lease ends.
 
     Blocks behind those in G2 that lie in lower tiers are brought up meanwhile; ``wait_s``: how long to wait for the first of them
-    when none lies in G2 (0: not at all, and nothing is brought up).
+    when none lies in G2 (0: not at all, and nothing is brought up). ``parent``: the block before them; without it blocks in the
+    middle of a chain are found only where kvbm knows their beginning.
     """
 
     pool_id: str
     instance_id: str
     keys: bytes
     wait_s: float = 0.0
+    parent: bytes = b""
 
 
 class PinnedBlocks(Message, frozen=True):

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from kvbus_blocks.keys import KEY_BYTES
 from kvbus_runtime.discovery import Change
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.event_log import EventLog, KvEventPublisher
@@ -19,7 +20,7 @@ from kvbus_runtime.streams.sender import SenderLimits, StepSender
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.kvbm import AttachPool
 from kvbus_wire.records import InstanceRecord, ModelCard, WorkerRecord
-from kvbus_wire.worker import Generate
+from kvbus_wire.worker import Generate, Prefetch
 from kvbus_worker.adapters.engines import create_engine
 from kvbus_worker.adapters.kvbm import Kvbm, KvbmLimits
 from kvbus_worker.adapters.kvbm_link import KvbmLink
@@ -36,6 +37,7 @@ from kvbus_worker.engines.base import Engine, EngineError, EngineInfo, StepOutpu
 from kvbus_worker.handlers.control import CONTROL_MESSAGES, ControlHandler
 from kvbus_worker.handlers.frontends import FrontendWatch
 from kvbus_worker.handlers.generate import GenerateHandler
+from kvbus_worker.handlers.prefetch import PrefetchHandler
 from kvbus_worker.handlers.runner import RequestRunner
 from kvbus_worker.handlers.steps import StepHandler
 from kvbus_worker.settings import WorkerSettings
@@ -86,20 +88,26 @@ class WorkerApp:
             metrics=self._metrics,
             announces=settings.kv_events,
         )
+        limits = ModelLimits(
+            name=name,
+            fingerprint=model.fingerprint,
+            kv_layout=info.kv_layout,
+            block_size=info.block_size,
+            context_length=info.context_length,
+            vocab_size=model.vocab_size,
+            engine=info.name,
+            guidance=info.guidance,
+            max_retention_ranges=settings.max_retention_ranges,
+        )
+        prefetch = PrefetchHandler(
+            engine, self._store, limits, self._kvbm, parallel=settings.prefetch_parallel, metrics=self._metrics
+        )
         self._generate = GenerateHandler(
             self._runner,
             self._store,
-            ModelLimits(
-                name=name,
-                fingerprint=model.fingerprint,
-                kv_layout=info.kv_layout,
-                block_size=info.block_size,
-                context_length=info.context_length,
-                vocab_size=model.vocab_size,
-                engine=info.name,
-                guidance=info.guidance,
-            ),
+            limits,
             self._kvbm,
+            prefetch=prefetch,
             incarnation=service.incarnation,
             spawn=service.spawn,
             metrics=self._metrics,
@@ -120,6 +128,7 @@ class WorkerApp:
                 chunk_blocks=settings.snapshot_chunk_blocks,
             ),
             self._sender,
+            self._engine,
             kv_seq=lambda: self._events.last_seq,
             stop=service.stop,
             clock=time.monotonic,
@@ -131,7 +140,7 @@ class WorkerApp:
         subjects = service.bus.subjects
         await service.bus.serve(
             subjects.generate(service.instance_id),
-            (Generate,),
+            (Generate, Prefetch),
             self._generate,
             max_pending=settings.max_generate_pending,
         )
@@ -215,21 +224,21 @@ class WorkerApp:
             log=service.log,
         )
         return Kvbm(
-            service.bus,
             link,
             self._engine,
             self._store,
             OffloadQueue(limit_blocks=settings.offload_queue_blocks, batch_blocks=settings.offload_batch_blocks),
             KvbmLimits(
-                request_timeout_s=settings.kvbm_timeout_s,
                 onboard_timeout_s=settings.onboard_timeout_s,
                 onboard_batch_blocks=settings.onboard_batch_blocks,
                 onboard_min_blocks=settings.onboard_min_blocks,
                 onboard_max_blocks=settings.onboard_max_blocks,
                 onboard_parallel=settings.onboard_parallel,
+                onboard_probe_s=settings.onboard_probe_s,
+                offload_gather_s=settings.offload_gather_s,
                 offload_repair_s=settings.offload_repair_s,
+                max_keys=(service.bus.max_payload // 2) // KEY_BYTES,
             ),
-            instance_id=service.instance_id,
             spawn=service.spawn,
             metrics=self._metrics,
         )

@@ -79,15 +79,22 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         bool, Flag("tell the indexers which blocks it holds (--no-kv-events: they guess from what is sent here)")
     ] = True
     kvbm: Annotated[bool, Flag("use the kvbm of this host, if there is one")] = True
+    g1_pin_share: Annotated[float, Flag("part of G1 that the pinned blocks of one tenant may take")] = 0.5
+    max_retention_ranges: Annotated[int, Flag("token ranges of one request that say how long to keep them")] = 256
+    prefetch_parallel: Annotated[int, Flag("prefetches that run at once; more are answered with what is there")] = 8
     kvbm_timeout_s: Annotated[float, Flag("limit of one request to kvbm")] = 2.0
     kvbm_retry_s: Annotated[float, Flag("after a failure kvbm is left alone this long")] = 2.0
     offload_queue_blocks: Annotated[int, Flag("blocks that wait for write-through; more push the oldest out")] = 8192
     offload_batch_blocks: Annotated[int, Flag("blocks written through at once")] = 64
+    offload_gather_s: Annotated[float, Flag("new blocks wait this long for others before they are written through")] = (
+        0.05
+    )
     offload_repair_s: Annotated[float, Flag("least time between whole chains offered to a kvbm that lost a part")] = 5.0
     onboard_timeout_s: Annotated[float, Flag("onboarding that takes longer is given up: recompute")] = 5.0
     onboard_batch_blocks: Annotated[int, Flag("blocks copied and imported at once")] = 64
     onboard_max_blocks: Annotated[int, Flag("blocks onboarded for one request")] = 16_384
     onboard_min_blocks: Annotated[int, Flag("shorter runs are not worth asking for")] = 1
+    onboard_probe_s: Annotated[float, Flag("a lower tier slower than computing is tried again this often")] = 10.0
     onboard_parallel: Annotated[int, Flag("requests that onboard at once; more recompute")] = 8
 
     def __post_init__(self) -> None:
@@ -112,6 +119,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "onboard_min_blocks",
             "onboard_max_blocks",
             "onboard_parallel",
+            "max_retention_ranges",
+            "prefetch_parallel",
             "mock_speedup",
             "mock_prefill_tokens_per_s",
             "mock_output_tokens",
@@ -122,6 +131,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "kvbm_timeout_s",
             "kvbm_retry_s",
             "onboard_timeout_s",
+            "onboard_probe_s",
             "offload_repair_s",
         )
         for name in positive:
@@ -136,6 +146,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "context_length",
             "threads",
             "frontend_grace_s",
+            "offload_gather_s",
             "mock_block_bytes",
             "mock_step_base_s",
             "mock_attention_s_per_pair",
@@ -145,6 +156,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         for name in not_negative:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
+        if not 0 <= self.g1_pin_share <= 1:
+            raise ValueError("g1_pin_share is a part of the whole: from 0 to 1")
         _check_parser("tool_call_parser", self.tool_call_parser, names.tool_format, names.tool_formats)
         _check_parser("reasoning_parser", self.reasoning_parser, names.reasoning_format, names.reasoning_formats)
         if not self.model and self.engine == "torch":

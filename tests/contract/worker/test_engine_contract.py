@@ -5,9 +5,11 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from kvbus_blocks.keys import ROOT, chain_keys
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.frontend import Ended, Started
 from kvbus_wire.packing import pack_tokens, unpack_tokens
@@ -16,6 +18,7 @@ from kvbus_worker.engines.base import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    DirectiveRun,
     Engine,
     EngineError,
     EngineRequest,
@@ -391,3 +394,60 @@ async def test_whatever_is_submitted_and_cancelled_each_request_ends_once(make_e
         assert engine.load().used_blocks == 0
     assert {event.reason for event in ended} <= {"length", "cancelled"}
     assert sum(event.reason == "length" for event in ended) > 20
+
+
+async def test_what_is_said_of_blocks_holds_for_them(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    lease = Directive("pinned", 0, None, "t")
+    said = (DirectiveRun(0, 2, lease), DirectiveRun(3, None, Directive("ephemeral")))
+    async with running(engine) as recorder:
+        tokens = prompt(1, 100)
+        engine.submit(msgspec.structs.replace(request("a", tokens, 40), directives=said))
+        await recorder.end_of("a")
+        keys = keys_of(tokens + recorder.output["a"])[:8]
+        assert engine.directives(keys)[:2] == [lease, lease]
+        assert [held.kind for held in engine.directives(keys)] == ["pinned"] * 2 + ["normal"] + ["ephemeral"] * 5
+        assert engine.directives([b"x" * 16]) == [Directive()]
+        engine.submit(request("b", tokens, 1))
+        await recorder.end_of("b")
+        # One who says nothing of them uses them, too.
+        assert [held.kind for held in engine.directives(keys[:6])] == ["pinned"] * 2 + ["normal"] * 4
+
+
+async def test_touched_blocks_stay_longer_than_others(make_engine: MakeEngine) -> None:
+    engine = make_engine(total_blocks=24)
+    async with running(engine) as recorder:
+        first, second = prompt(1, 100), prompt(2, 100)
+        for name, tokens in (("a", first), ("b", second)):
+            engine.submit(request(name, tokens, 1))
+            await recorder.end_of(name)
+        assert await engine.touch(keys_of(first), ()) == 6
+        assert await engine.touch([b"x" * 16], ()) == 0
+        engine.submit(request("c", prompt(3, 250), 1))
+        await recorder.end_of("c")
+        assert engine.cached_blocks(keys_of(first)) > engine.cached_blocks(keys_of(second))
+
+
+async def test_dropped_blocks_go_children_first(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    async with running(engine) as recorder:
+        tokens = prompt(1, 100)
+        for name, other in (("a", tokens), ("b", tokens[:48] + prompt(2, 52))):
+            engine.submit(request(name, other, 1))
+            await recorder.end_of(name)
+        keys = keys_of(tokens)
+        assert await engine.drop_blocks([*keys[:3], b"x" * 16]) == 0, "others follow them"
+        assert await engine.drop_blocks(keys) == 3
+        assert engine.cached_blocks(keys) == 3
+        assert recorder.removed == 3
+
+
+async def test_blocks_in_use_are_not_dropped(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    async with running(engine) as recorder:
+        tokens = prompt(1, 100)
+        engine.submit(request("a", tokens, 300))
+        await recorder.until(lambda: len(recorder.output.get("a", [])) > 0)
+        assert await engine.drop_blocks(keys_of(tokens)) == 0
+        engine.cancel("a")
+        await recorder.end_of("a")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvbus_blocks.retention import Directive
 from kvbus_runtime.objects import ObjectStore
 from kvbus_runtime.service import RunningService, Service, host
 from kvbus_runtime.settings import CommonSettings
@@ -23,7 +24,7 @@ from kvbus_wire.request import MockOutput, Sampling, Stopping
 from kvbus_wire.worker import Accepted, Generate, ReplayedSteps, ReplaySteps
 from kvbus_worker.adapters.model_folder import ModelFolder
 from kvbus_worker.app import start
-from kvbus_worker.engines.base import Engine, EngineError, EngineInfo, EngineLoad, EngineRequest, StepSink
+from kvbus_worker.engines.base import DirectiveRun, Engine, EngineError, EngineInfo, EngineLoad, EngineRequest, StepSink
 from kvbus_worker.settings import WorkerSettings
 
 TEXT = "abcdefghijklmnopqrstuvwxyz" * 4
@@ -227,6 +228,15 @@ class BrokenEngine:
     async def import_blocks(
         self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], data: Sequence[memoryview]
     ) -> int:
+        return 0
+
+    def directives(self, keys: Sequence[bytes]) -> list[Directive]:
+        return [Directive() for _ in keys]
+
+    async def touch(self, keys: Sequence[bytes], directives: Sequence[DirectiveRun]) -> int:
+        return 0
+
+    async def drop_blocks(self, keys: Sequence[bytes]) -> int:
         return 0
 
 

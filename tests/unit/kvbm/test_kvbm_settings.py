@@ -17,6 +17,10 @@ from kvbus_kvbm.settings import KvbmSettings
         {"max_keys_per_request": 0},
         {"snapshot_chunk_keys": -5},
         {"lease_ttl_s": 1},
+        {"g3_bytes": 0},
+        {"g3_deadline_s": 0.0},
+        {"g3_keep_free_bytes": -1},
+        {"g3_pin_share": 1.1},
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(bad: dict[str, Any]) -> None:
@@ -29,6 +33,8 @@ def test_the_core_gets_its_limits_from_the_settings() -> None:
     assert settings.budget.g2_bytes == 1000
     assert settings.pool_limits.max_leases_per_instance == 3
     assert settings.pool_limits.quarantine_s == 0.0
+    disk = KvbmSettings(g3_bytes=1 << 20, g3_pin_share=0.5, g3_rest_s=7.0).disk_limits
+    assert (disk.capacity_bytes, disk.pin_share, disk.rest_s) == (1 << 20, 0.5, 7.0)
 
 
 def test_a_memory_directory_that_is_not_there_ends_with_status_2_before_any_connection(

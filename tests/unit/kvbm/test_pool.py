@@ -1,10 +1,14 @@
+import math
+
 import pytest
 
+from kvbus_blocks.retention import Directive
 from kvbus_kvbm.core.errors import InvalidRequest, LeaseGone, TooManyKeys, TooManyLeases
+from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pool import Pool, PoolLimits
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.kv_events import KvEvent, Removed, Stored
-from kvbus_wire.kvbm import ReservedBlocks
+from kvbus_wire.kvbm import BlockDirective, ReservedBlocks
 from kvbus_wire.packing import unpack_keys
 
 LIMITS = PoolLimits(lease_s=10.0, quarantine_s=30.0, max_leases_per_instance=4, max_keys_per_request=8)
@@ -191,13 +195,13 @@ def test_the_least_recently_used_leaf_is_evicted_first_and_parents_after_their_c
     store(pool, "m")
     assert present(pool) == {"a", "b", "m", "n"}
     store(pool, "o")
-    assert present(pool) == {"a", "m", "n", "o"}
+    assert present(pool) == {"a", "b", "m", "o"}, "b was used twice, n once"
     assert readable(pool.take_events()) == [
         ("removed", "y"),
         ("stored", "", "n"),
         ("removed", "x"),
         ("stored", "", "m"),
-        ("removed", "b"),
+        ("removed", "n"),
         ("stored", "", "o"),
     ]
     assert pool.counters.evictions == 3
@@ -407,5 +411,153 @@ def test_the_eviction_order_stays_bounded_when_the_same_blocks_are_read_again_an
     store(pool, "a", "b")
     for _ in range(1000):
         pool.release(pool.pin(A, keys("a", "b"), 0.0).lease_id, [], 0.0)
-    assert len(pool._order) <= 2 * 2 + 64 + 1
+    assert len(pool._keeping.order) <= 2 * 2 + 64 + 1
     pool.check_integrity()
+
+
+PINNED_AB = BlockDirective(start=0, end=2, kind="pinned", ttl_s=60.0, tenant="t")
+
+
+def retained(pool: Pool, *chain: str, directive: BlockDirective, now_s: float = 0.0) -> tuple[int, ...]:
+    unpinned = pool.retain(keys(*chain), (directive,), now_s).unpinned
+    pool.check_integrity()
+    return unpinned
+
+
+def test_blocks_pinned_with_their_reservation_outlast_newer_ones_until_their_time_is_over() -> None:
+    pool = make(slots=4)
+    reserved = pool.reserve(A, b"", keys("a", "b"), 0.0, (PINNED_AB,))
+    pool.commit(reserved.lease_id, [1, 2], 0.0)
+    assert pool.usage().retained == 2
+    for name in "uvwx":
+        store(pool, name, now_s=1.0)
+    assert present(pool) == {"a", "b", "w", "x"}
+    store(pool, "y", now_s=60.0)
+    assert present(pool) == {"a", "w", "x", "y"}
+    assert (pool.usage().retained, pool.counters.evicted_normal, pool.counters.evicted_pinned) == (0, 3, 0)
+
+
+def test_each_use_renews_a_pin() -> None:
+    pool = make(slots=4)
+    store(pool, "a", "b")
+    assert retained(pool, "a", "b", directive=PINNED_AB) == ()
+    assert retained(pool, "a", "b", directive=PINNED_AB, now_s=50.0) == ()
+    pool.reserve(B, b"", keys("a", "b"), 51.0)
+    for name in "uvw":
+        store(pool, name, now_s=100.0)
+    assert {"a", "b"} <= present(pool), "a mere use shortens no pin"
+
+
+def test_pins_above_a_tenants_share_are_reported_and_are_worth_a_priority() -> None:
+    pool = make(slots=4)
+    store(pool, "a", "b", "c")
+    assert retained(pool, "a", "b", "c", "absent", directive=BlockDirective(start=0, end=9, kind="pinned")) == (2,)
+    assert (pool.usage().retained, pool.counters.unpinned) == (2, 1)
+    store(pool, "x")
+    store(pool, "y")
+    assert present(pool) == {"a", "b", "c", "y"}
+
+
+def test_ephemeral_blocks_go_first_and_become_normal_with_another_user() -> None:
+    pool = make(slots=4)
+    ephemeral = (BlockDirective(start=0, end=1, kind="ephemeral"),)
+    for name in "ef":
+        pool.commit(pool.reserve(A, b"", keys(name), 0.0, ephemeral).lease_id, [1], 0.0)
+    store(pool, "n")
+    store(pool, "o")
+    pool.reserve(B, b"", keys("f"), 1.0)
+    store(pool, "p")
+    assert present(pool) == {"f", "n", "o", "p"}
+    store(pool, "q")
+    assert present(pool) == {"f", "o", "p", "q"}, "f is worth more: it was used twice"
+    assert (pool.counters.evicted_ephemeral, pool.counters.evicted_normal, pool.counters.evictions) == (1, 1, 2)
+
+
+def test_dropped_blocks_go_children_first_but_not_those_in_use_or_with_others_below_them() -> None:
+    pool = make(slots=6)
+    store(pool, "a", "b", "c")
+    store(pool, "d", parent="b")
+    store(pool, "x")
+    pool.pin(B, keys("x"), 0.0)
+    assert pool.drop_blocks(keys("x", "a", "c", "b"), 0.0) == 1
+    assert present(pool) == {"a", "b", "d", "x"}
+    pool.take_events()
+    assert pool.drop_blocks(keys("a", "b", "d", "nowhere"), 0.0) == 3
+    pool.check_integrity()
+    assert readable(pool.take_events()) == [("removed", "d", "b", "a")]
+    assert pool.counters.freed == 4
+
+
+def test_a_block_that_only_kvbm_reads_can_be_dropped_and_keeps_its_slot_until_then() -> None:
+    pool = make(slots=1)
+    store(pool, "a")
+    held = pool.moves.hold([key("a")])
+    assert pool.drop_blocks(keys("a"), 0.0) == 1
+    pool.check_integrity()
+    assert (present(pool), pool.usage().free) == (set(), 0)
+    pool.moves.let_go(held)
+    pool.check_integrity()
+    assert pool.usage().free == 1
+
+
+def test_blocks_brought_up_bring_their_pins_and_take_no_room_from_pinned_ones() -> None:
+    pool = make(slots=4)
+    store(pool, "a", "b")
+    retained(pool, "a", "b", directive=PINNED_AB)
+    room = pool.moves.make_room(b"", [key("x"), key("y"), key("z")])
+    assert [block.key for block in room] == [key("x"), key("y")], "a and b stay"
+    living, over = Directive("pinned", 0, 90.0, "u"), Directive("pinned", 0, 0.0, "u")
+    metas = [BlockMeta(key("x"), b"", 0, 7, living), BlockMeta(key("y"), key("x"), 1, 8, over)]
+    assert pool.moves.fill(room, metas) == 2
+    pool.check_integrity()
+    assert pool.usage().retained == 3, "the pin that was over is not given anew"
+    assert pool.moves.make_room(b"", [key("z")])
+    assert present(pool) == {"a", "b", "x"}
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        BlockDirective(start=0, end=1, kind="for ever"),
+        BlockDirective(start=0, end=1, kind="pinned", ttl_s=math.nan),
+        BlockDirective(start=0, end=1, kind="pinned", ttl_s=-1.0),
+        BlockDirective(start=1, end=0),
+        BlockDirective(start=-1, end=1),
+    ],
+)
+def test_a_directive_without_sense_is_refused_and_changes_nothing(directive: BlockDirective) -> None:
+    pool = make()
+    store(pool, "a")
+    with pytest.raises(InvalidRequest):
+        pool.retain(keys("a"), (directive,), 0.0)
+    with pytest.raises(InvalidRequest):
+        pool.reserve(A, b"", keys("a", "b"), 0.0, (directive,))
+    pool.check_integrity()
+    assert (pool.usage().reserved, pool.usage().leases) == (0, 0)
+
+
+def test_there_are_only_so_many_directives_in_a_request() -> None:
+    pool = make()
+    store(pool, "a")
+    pool.retain(keys("a"), (PINNED_AB,) * 256, 0.0)
+    with pytest.raises(InvalidRequest, match="257"):
+        pool.retain(keys("a"), (PINNED_AB,) * 257, 0.0)
+
+
+def test_a_ttl_beyond_all_measure_is_cut() -> None:
+    pool = make()
+    store(pool, "a")
+    retained(pool, "a", directive=BlockDirective(start=0, end=1, kind="pinned", ttl_s=1e300))
+    assert pool.usage().retained == 1
+
+
+def test_directives_count_nothing_where_the_pool_goes_by_recency_alone() -> None:
+    limits = PoolLimits(
+        lease_s=10, quarantine_s=1, max_leases_per_instance=4, max_keys_per_request=8, pin_share=1.0, lru=True
+    )
+    pool = make(2, limits)
+    store(pool, "a")
+    retained(pool, "a", directive=PINNED_AB)
+    store(pool, "b")
+    store(pool, "c")
+    assert present(pool) == {"b", "c"}

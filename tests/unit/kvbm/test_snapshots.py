@@ -28,7 +28,11 @@ def fetch(snapshots: Snapshots, first: Chunk) -> list[Chunk]:
 
 def test_all_feeds_come_in_chunks_of_bounded_size_with_parents_right_across_the_cuts() -> None:
     snapshots = make(chunk_keys=3)
-    feeds = [Feed("a", 7, (chain(1, 5), chain(6, 7, parent=2))), Feed("b", 9, (chain(20, 20),)), Feed("c", 4, ())]
+    feeds = [
+        Feed("a", "g2", 7, (chain(1, 5), chain(6, 7, parent=2))),
+        Feed("b", "g2", 9, (chain(20, 20),)),
+        Feed("c", "g2", 4, ()),
+    ]
     chunks = fetch(snapshots, snapshots.take(feeds, 0.0))
     assert [(c.feed.model, c.feed.kv_seq) for c in chunks] == [("a", 7), ("a", 7), ("a", 7), ("b", 9), ("c", 4)]
     assert all(sum(len(unpack_keys(part.keys)) for part in c.feed.chains) <= 3 for c in chunks)
@@ -45,20 +49,20 @@ def test_all_feeds_come_in_chunks_of_bounded_size_with_parents_right_across_the_
 def test_without_any_model_the_snapshot_is_one_empty_chunk() -> None:
     snapshots = make()
     chunk = snapshots.take([], 0.0)
-    assert (chunk.feed, chunk.next_cursor) == (Feed("", 0, ()), None)
+    assert (chunk.feed, chunk.next_cursor) == (Feed("", "g2", 0, ()), None)
     assert len(snapshots) == 0
 
 
 def test_a_chunk_can_be_asked_for_again() -> None:
     snapshots = make(chunk_keys=1)
-    first = snapshots.take([Feed("a", 1, (chain(1, 3),))], 0.0)
+    first = snapshots.take([Feed("a", "g2", 1, (chain(1, 3),))], 0.0)
     assert snapshots.chunk(first.snapshot_id, 2, 0.0) == snapshots.chunk(first.snapshot_id, 2, 1.0)
     assert snapshots.chunk(first.snapshot_id, 0, 1.0) == first
 
 
 def test_a_snapshot_is_forgotten_after_its_time_or_for_younger_ones() -> None:
     snapshots = make(chunk_keys=1, max_snapshots=2)
-    ids = [snapshots.take([Feed("a", 1, (chain(1, 2),))], float(i)).snapshot_id for i in range(3)]
+    ids = [snapshots.take([Feed("a", "g2", 1, (chain(1, 2),))], float(i)).snapshot_id for i in range(3)]
     for bad_id, cursor, now_s in ((ids[0], 1, 3.0), (ids[1], 2, 3.0), (ids[1], -1, 3.0), ("none", 0, 3.0)):
         with pytest.raises(SnapshotGone) as caught:
             snapshots.chunk(bad_id, cursor, now_s)

@@ -53,6 +53,10 @@ class Arenas:
             arena.remove()
         return str(arena.path)
 
+    def view(self, pool_id: str, slot: int, size_bytes: int) -> memoryview:
+        """The bytes of a block. Raise KeyError, ArenaError: the pool is gone."""
+        return self._arenas[pool_id].view(slot)[:size_bytes]
+
     async def remove(self, pool_id: str) -> None:
         arena = self._arenas.pop(pool_id, None)
         if arena is not None:

@@ -1,9 +1,9 @@
-"""The KV events of all pools: one numbered stream per model."""
+"""The KV events of all pools: one numbered stream per model and tier."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvbus_kvbm.core.pools import OpenPool
+from kvbus_kvbm.core.pools import PoolSpec
 from kvbus_wire.kv_events import KvEvent
 
 TIER = "g2"
@@ -21,28 +21,27 @@ class Publisher(Protocol):
 
 
 class EventFeeds:
-    """Publishers by model. They are kept when a model's pools are gone: numbers must not begin again within an incarnation."""
+    """Publishers by model and tier. They outlive a model's pools: numbers must not begin again in an incarnation."""
 
-    def __init__(self, make_publisher: Callable[[str, int], Publisher]) -> None:
+    def __init__(self, make_publisher: Callable[[str, str, int], Publisher]) -> None:
         self._make_publisher = make_publisher
-        self._publishers: dict[str, Publisher] = {}
+        self._publishers: dict[tuple[str, str], Publisher] = {}
 
-    def publish(self, pool: OpenPool) -> None:
-        """Send what has happened to the pool."""
-        events = pool.pool.take_events()
+    def emit(self, spec: PoolSpec, tier: str, events: Sequence[KvEvent]) -> None:
+        """Send what has happened to a tier."""
         if events:
-            self._of(pool).emit(events)
+            self._of(spec, tier).emit(events)
 
-    def last_seq(self, model: str) -> int:
-        publisher = self._publishers.get(model)
+    def last_seq(self, model: str, tier: str = TIER) -> int:
+        publisher = self._publishers.get((model, tier))
         return 0 if publisher is None else publisher.last_seq
 
     async def close(self) -> None:
         for publisher in self._publishers.values():
             await publisher.close()
 
-    def _of(self, pool: OpenPool) -> Publisher:
-        model = pool.spec.model
-        if model not in self._publishers:
-            self._publishers[model] = self._make_publisher(model, pool.spec.block_size)
-        return self._publishers[model]
+    def _of(self, spec: PoolSpec, tier: str) -> Publisher:
+        key = spec.model, tier
+        if key not in self._publishers:
+            self._publishers[key] = self._make_publisher(spec.model, tier, spec.block_size)
+        return self._publishers[key]

@@ -3,6 +3,7 @@
 import msgspec
 from prometheus_client import Counter
 
+from kvbus_blocks.retention import KINDS
 from kvbus_kvbm.core.pool import PoolCounters
 from kvbus_kvbm.core.pools import OpenPool, Pools
 from kvbus_runtime.metrics import Metrics
@@ -12,8 +13,9 @@ _COUNTERS = {
     "hits": ("block_hits", "blocks asked for that were present"),
     "misses": ("block_misses", "blocks asked for that were not present"),
     "stored": ("blocks_stored", "blocks that became present"),
-    "evictions": ("block_evictions", "present blocks that gave way to new ones"),
     "refused": ("blocks_refused", "blocks offered that found no room, or whose parent is unknown"),
+    "unpinned": ("blocks_unpinned", "blocks that were to be pinned beyond their tenant's share"),
+    "freed": ("blocks_freed", "blocks that were dropped since nobody needs them any more"),
     "corrupt": ("blocks_corrupt", "blocks whose checksum did not hold when a worker read them"),
     "leases_granted": ("leases_granted", "leases given to workers"),
     "leases_expired": ("leases_expired", "leases that no worker ended in time"),
@@ -31,6 +33,10 @@ class PoolMetrics:
         self._bytes.labels("budget").set(pools.budget.g2_bytes)
         self._bytes.labels("assigned").set(0)
         self._pool_count = metrics.gauge("pools", "open pools")
+        self._retained = metrics.gauge("blocks_retained", "blocks that directives pin", _LABELS)
+        self._evictions = metrics.counter(
+            "block_evictions", "present blocks that gave way to new ones, by class", (*_LABELS, "class")
+        )
         self._counters: dict[str, Counter] = {
             field: metrics.counter(name, text, _LABELS) for field, (name, text) in _COUNTERS.items()
         }
@@ -54,6 +60,11 @@ class PoolMetrics:
             self._slots.labels(*labels, state).set(slots)
         self._leases.labels(*labels).set(usage.leases)
         seen, now = self._seen[pool.pool_id], pool.pool.counters
+        self._retained.labels(*labels).set(usage.retained)
+        for kind in KINDS:
+            grown = getattr(now, f"evicted_{kind}") - getattr(seen, f"evicted_{kind}")
+            if grown:
+                self._evictions.labels(*labels, kind).inc(grown)
         for field, counter in self._counters.items():
             grown = getattr(now, field) - getattr(seen, field)
             if grown:
@@ -67,6 +78,7 @@ class PoolMetrics:
         for state in ("free", "used", "pinned", "reserved", "quarantined"):
             self._slots.remove(*labels, state)
         self._leases.remove(*labels)
+        self._retained.remove(*labels)
         self._count_pools()
 
     def _count_pools(self) -> None:

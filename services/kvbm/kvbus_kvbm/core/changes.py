@@ -9,11 +9,11 @@ from kvbus_wire.packing import pack_keys
 from kvbus_wire.worker import SnapshotChain
 
 # A model's whole pool may go at once; an event has to fit into a message.
-_KEYS_PER_EVENT = 8192
+KEYS_PER_EVENT = 8192
 
 
 class Changes:
-    """Collects until `take`. No event names more than ``_KEYS_PER_EVENT`` blocks."""
+    """Collects until `take`. No event names more than ``KEYS_PER_EVENT`` blocks."""
 
     def __init__(self) -> None:
         self._events: list[KvEvent] = []
@@ -27,7 +27,7 @@ class Changes:
     def removed(self, block: Block) -> None:
         """Call for children before their parents."""
         self._removed.append(block.key)
-        if len(self._removed) >= _KEYS_PER_EVENT:
+        if len(self._removed) >= KEYS_PER_EVENT:
             self._flush_removed()
 
     def take(self) -> list[KvEvent]:
@@ -58,7 +58,7 @@ def _runs(blocks: Iterable[Block]) -> Iterator[list[Block]]:
     """Pieces, as long as they may be, in which each block is the parent of the next."""
     run: list[Block] = []
     for block in blocks:
-        if run and (block.parent is not run[-1] or len(run) >= _KEYS_PER_EVENT):
+        if run and (block.parent is not run[-1] or len(run) >= KEYS_PER_EVENT):
             yield run
             run = []
         run.append(block)

@@ -23,6 +23,7 @@ class DiskBlock:
         "detached",
         "directive",
         "freed",
+        "inflation",
         "kept",
         "key",
         "parent",
@@ -54,6 +55,7 @@ class DiskBlock:
         self.readers = 0
         self.used = 0
         self.uses = 0
+        self.inflation = 0.0
 
     @property
     def is_evictable(self) -> bool:

@@ -103,7 +103,7 @@ def decode(data: bytes | memoryview) -> Record | None:
     return Kept(key, parent if has_parent else ROOT, depth, checksum, segment, slot, directive)
 
 
-def decode_all(data: bytes | memoryview) -> Iterator[Record | None]:
+def decode_all(data: bytes | bytearray | memoryview) -> Iterator[Record | None]:
     """Every record of a journal in order, None for each damaged one; a cut last one counts as damaged."""
     view = memoryview(data)
     for at in range(0, len(view), RECORD_BYTES):

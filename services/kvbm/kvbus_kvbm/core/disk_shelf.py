@@ -18,9 +18,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvbus_blocks.keys import ROOT
-from kvbus_blocks.retention import Directive
+from kvbus_blocks.retention import Directive, EvictionOrder, PinCaps, apply, shifted
 from kvbus_kvbm.core.disk_blocks import DiskBlock, DiskChanges
-from kvbus_kvbm.core.disk_order import DiskOrder
 from kvbus_kvbm.core.disk_records import Gone, Kept, Record
 from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pools import PoolSpec
@@ -43,23 +42,25 @@ class Segment:
 
 
 class Shelf:
-    """See the module. ``unix_s``: what to add to the caller's clock to get unix time."""
+    """See the module. ``evictions`` are counted by class. ``unix_s``: what to add to the caller's clock to get unix time."""
 
-    def __init__(self, spec: PoolSpec, slot_bytes: int, unix_s: float) -> None:
+    def __init__(
+        self, spec: PoolSpec, slot_bytes: int, caps: PinCaps, evictions: dict[str, int], unix_s: float
+    ) -> None:
         self.spec = spec
         self.slot_bytes = slot_bytes
         self.segments: dict[int, Segment] = {}
         self.next_segment = 1
         self.in_use = False
-        self.evictions: Counter[str] = Counter()
         self._unix_s = unix_s
+        self._caps = caps
+        self._evictions = evictions
         self._blocks: dict[bytes, DiskBlock] = {}
         self._waiting: dict[bytes, set[DiskBlock]] = {}
         self._pending: dict[bytes, Record] = {}
         self._changes = DiskChanges()
-        self._order = DiskOrder(lambda: len(self._blocks))
+        self._order: EvictionOrder[DiskBlock] = EvictionOrder(lambda: len(self._blocks))
         self._open: dict[int, Segment] = {}
-        self._uses = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -74,6 +75,10 @@ class Shelf:
     @property
     def pending(self) -> int:
         return len(self._pending)
+
+    def by_use(self) -> list[DiskBlock]:
+        """All that are kept, the least recently used first: so they come back in that order."""
+        return sorted((block for block in self._blocks.values() if block.kept), key=lambda block: block.used)
 
     def find(self, key: bytes) -> DiskBlock | None:
         return self._blocks.get(key)
@@ -112,8 +117,7 @@ class Shelf:
         segment.closing = True
         self._open.pop(segment.number, None)
         for block in [b for b in self._blocks.values() if b.segment == segment.number]:
-            self.evictions[block.directive.kind] += 1
-            self.remove(block)
+            self._evict(block)
         del self.segments[segment.number]
 
     def is_quiet(self, segment: Segment) -> bool:
@@ -127,23 +131,22 @@ class Shelf:
         return taken == 0
 
     def evict(self, now_s: float) -> bool:
-        """Make room of one slot. False: nothing may go."""
-        block = self._order.pop(now_s)
+        """Make room of one slot. False: nothing may go; what is pinned may not."""
+        block = self._order.pop(now_s, spare_pinned=True)
         if block is None:
             return False
-        self.evictions[block.directive.kind] += 1
-        self.remove(block)
+        self._evict(block)
         return True
 
-    def place(self, meta: BlockMeta) -> DiskBlock:
+    def place(self, meta: BlockMeta, now_s: float) -> DiskBlock:
         """A free slot for a new block, which is *writing* until `keep` or `give_up`."""
         segment = next(iter(self._open.values()))
         block = DiskBlock(meta, segment.number, heapq.heappop(segment.free))
         if not segment.free:
             del self._open[segment.number]
         block.writing = True
-        self._uses += 1
-        block.used, block.uses = self._uses, 1
+        block.directive, _ = apply(self._caps, block.key, None, meta.directive, now_s)
+        self._order.use(block)
         self._insert(block)
         return block
 
@@ -174,20 +177,23 @@ class Shelf:
         self._take_out(block)
         self._free_if_unused(block)
 
-    def use(self, blocks: Iterable[DiskBlock]) -> None:
-        self._uses += 1
-        for block in blocks:
-            block.used = self._uses
-            block.uses += 1
-            self._order.offer(block)
+    def begin_use(self) -> None:
+        """What is placed and used from here on is equally recent."""
+        self._order.begin_use()
 
-    def direct(self, block: DiskBlock, directive: Directive) -> None:
-        if block.directive == directive:
-            return
-        block.directive = directive
-        if block.kept and not block.detached:
-            self._pending[block.key] = self.record_of(block)
-            self._order.offer(block)
+    def use(self, blocks: Iterable[DiskBlock]) -> None:
+        for block in blocks:
+            self._order.use(block)
+
+    def direct(self, block: DiskBlock, said: Directive, now_s: float) -> bool:
+        """Another use says so. False: it was to be pinned, and is not, or not for so long."""
+        directive, is_refused = apply(self._caps, block.key, block.directive, said, now_s)
+        if block.directive != directive:
+            block.directive = directive
+            if block.kept:
+                self._pending[block.key] = self.record_of(block)
+                self._order.offer(block)
+        return not is_refused
 
     def hold(self, blocks: Iterable[DiskBlock]) -> None:
         for block in blocks:
@@ -200,10 +206,7 @@ class Shelf:
             self._order.offer(block)
 
     def record_of(self, block: DiskBlock) -> Kept:
-        directive = block.directive
-        if directive.expires_s is not None:
-            expires_s = directive.expires_s + self._unix_s
-            directive = Directive(directive.kind, directive.priority, expires_s, directive.tenant)
+        directive = shifted(block.directive, self._unix_s)
         return Kept(block.key, block.parent_key, block.depth, block.checksum, block.segment, block.slot, directive)
 
     def take_pending(self) -> list[Record]:
@@ -218,7 +221,7 @@ class Shelf:
     def take_events(self) -> Sequence[KvEvent]:
         return self._changes.take()
 
-    def recover(self, records: Iterable[Record], segments: dict[int, int]) -> int:
+    def recover(self, records: Iterable[Record], segments: dict[int, int], now_s: float) -> int:
         """Take over what a journal says, into segments of so many slots each (by number). Return how many blocks it named that
         cannot be here."""
         newest: dict[bytes, Kept] = {}
@@ -241,7 +244,7 @@ class Shelf:
                 lost += 1
                 self._pending[record.key] = Gone(record.key)
                 continue
-            self._recover_one(record)
+            self._recover_one(record, now_s)
         for segment in self.segments.values():
             taken = {block.slot for block in self._blocks.values() if block.segment == segment.number}
             segment.free = [slot for slot in range(segment.slots) if slot not in taken]
@@ -254,16 +257,18 @@ class Shelf:
             self._order.offer(block)
         return lost
 
-    def _recover_one(self, record: Kept) -> None:
-        directive = record.directive
-        if directive.expires_s is not None:
-            expires_s = directive.expires_s - self._unix_s
-            directive = Directive(directive.kind, directive.priority, expires_s, directive.tenant)
+    def _evict(self, block: DiskBlock) -> None:
+        kind = self._order.kind(block)
+        self._evictions[kind] = self._evictions.get(kind, 0) + 1
+        self.remove(block)
+
+    def _recover_one(self, record: Kept, now_s: float) -> None:
+        directive = self._caps.grant(record.key, shifted(record.directive, -self._unix_s), now_s)
         meta = BlockMeta(record.key, record.parent, record.depth, record.checksum, directive)
         block = DiskBlock(meta, record.segment, record.slot)
         block.kept = True
-        self._uses += 1
-        block.used, block.uses = self._uses, 1
+        self._order.begin_use()
+        self._order.use(block)
         self._insert(block)
 
     def _insert(self, block: DiskBlock) -> None:
@@ -287,6 +292,7 @@ class Shelf:
             gone.present = False
         self._changes.removed(reversed(told))
         block.detached = True
+        self._caps.forget(block.key)
         del self._blocks[block.key]
         if block.children:
             self._waiting.setdefault(block.key, set()).update(block.children)

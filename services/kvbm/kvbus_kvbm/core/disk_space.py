@@ -2,6 +2,7 @@
 
 import msgspec
 
+from kvbus_blocks.retention import effective
 from kvbus_kvbm.core.disk_shelf import Segment, Shelf
 from kvbus_kvbm.core.pools import PoolSpec
 
@@ -61,11 +62,9 @@ class DiskSpace:
         giving = [s for s in self.shelves.values() if s is not shelf and s.segments]
         giving = [s for s in giving if not s.in_use or s.size_bytes > share]
         for other in sorted(giving, key=lambda s: (s.in_use, -s.size_bytes)):
-            pinned = {
-                block.segment for block in other if is_pinned(block.directive.kind, block.directive.expires_s, now_s)
-            }
-            for segment in sorted(other.segments.values(), key=lambda s: s.slots - len(s.free)):
-                if segment.number not in pinned and other.is_quiet(segment):
+            loads = _loads(other, now_s)
+            for segment in sorted(other.segments.values(), key=lambda s: loads[s.number]):
+                if not loads[segment.number][0] and other.is_quiet(segment):
                     return other, segment
         return None
 
@@ -83,5 +82,11 @@ class DiskSpace:
         return chosen
 
 
-def is_pinned(kind: str, expires_s: float | None, now_s: float) -> bool:
-    return kind == "pinned" and (expires_s is None or expires_s > now_s)
+def _loads(shelf: Shelf, now_s: float) -> dict[int, tuple[int, int, int]]:
+    """Of each segment: pinned blocks, blocks, and the negative sum of their depths: deep ones have the fewest below them."""
+    loads = dict.fromkeys(shelf.segments, (0, 0, 0))
+    for block in shelf:
+        pinned, count, height = loads[block.segment]
+        is_pinned = effective(block.directive, now_s).kind == "pinned"
+        loads[block.segment] = (pinned + is_pinned, count + 1, height - block.depth)
+    return loads

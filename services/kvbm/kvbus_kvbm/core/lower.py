@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from kvbus_blocks.retention import Directive
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 from kvbus_wire.kv_events import KvEvent
 
 

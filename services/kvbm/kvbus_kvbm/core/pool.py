@@ -15,56 +15,28 @@ slower than its lease. A block that is dropped while it is pinned or written kee
 
 # ruff: noqa: S101 (check_integrity asserts)
 
-from collections import Counter, deque
 from collections.abc import Sequence
 
-import msgspec
-
 from kvbus_blocks.keys import KEY_BYTES, ROOT
-from kvbus_kvbm.core.block import Block, EvictionOrder, State
+from kvbus_blocks.retention import PLAIN, Directive, effective
+from kvbus_kvbm.core.accounts import PoolCounters, PoolLimits, PoolUsage
+from kvbus_kvbm.core.block import Block, State
 from kvbus_kvbm.core.changes import Changes, chains_of
 from kvbus_kvbm.core.errors import InvalidRequest, TooManyKeys
+from kvbus_kvbm.core.integrity import check_tree, check_users
+from kvbus_kvbm.core.keeping import Keeping, directives_of
 from kvbus_kvbm.core.leases import Lease, LeaseTable
+from kvbus_kvbm.core.lower import BlockMeta
+from kvbus_kvbm.core.moves import Moves
+from kvbus_kvbm.core.slot_table import SlotTable
 from kvbus_wire.kv_events import KvEvent
-from kvbus_wire.kvbm import PinnedBlocks, ReservedBlocks, Slot
+from kvbus_wire.kvbm import BlockDirective, PinnedBlocks, ReservedBlocks, Retained, Slot
 from kvbus_wire.packing import unpack_keys
 from kvbus_wire.worker import SnapshotChain
 
+__all__ = ["Pool", "PoolCounters", "PoolLimits", "PoolUsage"]
+
 _CHECKSUM_END = 1 << 64
-
-
-class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """``quarantine_s``: how long a slot rests after a write lease that ended without an answer."""
-
-    lease_s: float
-    quarantine_s: float
-    max_leases_per_instance: int
-    max_keys_per_request: int
-
-
-class PoolCounters(msgspec.Struct):
-    """Totals since the pool was made, in blocks; ``leases_expired`` in leases."""
-
-    hits: int = 0
-    misses: int = 0
-    stored: int = 0
-    evictions: int = 0
-    refused: int = 0
-    corrupt: int = 0
-    leases_granted: int = 0
-    leases_expired: int = 0
-
-
-class PoolUsage(msgspec.Struct, frozen=True):
-    """Slots by what they are used for (``pinned`` ones are among ``present``, or dropped and still read), and living leases."""
-
-    slots: int
-    free: int
-    present: int
-    reserved: int
-    pinned: int
-    quarantined: int
-    leases: int
 
 
 class Pool:
@@ -75,22 +47,26 @@ class Pool:
         self.slots = slots
         self.limits = limits
         self.counters = PoolCounters()
+        self.moves = Moves(self)
         self._root = Block.root()
         self._blocks: dict[bytes, Block] = {}
-        self._owners: list[Block | None] = [None] * slots
-        self._generations = [0] * slots
-        # First in, first out: a freed slot is left alone as long as possible, which helps readers that are late.
-        self._free: deque[int] = deque(range(slots))
-        self._quarantine: deque[tuple[float, int]] = deque()
+        self._slots = SlotTable(slots)
         self._leases = LeaseTable(pool_id, limits.lease_s, limits.max_leases_per_instance)
-        self._order = EvictionOrder(lambda: len(self._blocks))
+        self._keeping = Keeping(lambda: len(self._blocks), slots, limits.pin_share, lru=limits.lru)
         self._changes = Changes()
-        self._uses = 0
+        self._now_s = 0.0
         self._present = 0
         self._reserved = 0
         self._pinned = 0
 
-    def reserve(self, instance_id: str, parent: bytes, keys: bytes, now_s: float) -> ReservedBlocks:
+    def reserve(
+        self,
+        instance_id: str,
+        parent: bytes,
+        keys: bytes,
+        now_s: float,
+        directives: Sequence[BlockDirective] = (),
+    ) -> ReservedBlocks:
         """Slots for the blocks of a chain that are not there yet, as far as there is room.
 
         Nothing is handed out below a parent that is unknown here. Below a parent that is only reserved it is: those blocks become
@@ -98,6 +74,7 @@ class Pool:
         """
         self.expire(now_s)
         chain = self._chain(keys)
+        said = directives_of(directives, len(chain), now_s)
         self._leases.check_room(instance_id)
         above = self._root if parent == ROOT else self._blocks.get(parent)
         blocks: list[Block | None] = [None] * len(chain)
@@ -105,7 +82,7 @@ class Pool:
             self.counters.refused += len(chain)
         else:
             self._check_parents(above, chain)
-            blocks = self._take_missing(above, chain)
+            blocks = self._take_missing(above, chain, said)
         slots = tuple(None if b is None else Slot(index=b.slot, generation=b.generation) for b in blocks)
         if not any(slots):
             return ReservedBlocks(lease_id="", lease_s=0.0, slots=slots)
@@ -163,11 +140,10 @@ class Pool:
         self.counters.misses += len(chain) - len(run)
         if not run:
             return PinnedBlocks(lease_id="", lease_s=0.0, slots=())
-        self._uses += 1
+        self._keeping.order.begin_use()
         for block in run:
-            block.used = self._uses
-            block.pins += 1
-            self._pinned += block.pins == 1
+            self._keeping.order.use(block)
+            self.take_pin(block)
         lease = self._grant(instance_id, now_s, is_write=False, blocks=run)
         return PinnedBlocks(
             lease_id=lease.lease_id,
@@ -198,6 +174,38 @@ class Pool:
         self._end(lease, abandoned=False)
         return found
 
+    def retain(self, keys: bytes, directives: Sequence[BlockDirective], now_s: float) -> Retained:
+        """Note what is now known of blocks that are here; those of which something is said count as just used."""
+        self.expire(now_s)
+        chain = self._chain(keys)
+        self._keeping.order.begin_use()
+        unpinned: list[int] = []
+        for position, said in enumerate(directives_of(directives, len(chain), now_s)):
+            block = self._blocks.get(chain[position]) if said is not None else None
+            if block is None or said is None:
+                continue
+            self._keeping.order.touch(block)
+            if self._keeping.said(block, said, now_s):
+                unpinned.append(position)
+        self.counters.unpinned += len(unpinned)
+        return Retained(unpinned=tuple(unpinned))
+
+    def drop_blocks(self, keys: bytes, now_s: float) -> int:
+        """Free blocks that nobody needs any more, but not those in use or with others below them. How many were freed.
+
+        Blocks that only kvbm itself holds, since they are written to lower tiers, go too: their slots when it is done.
+        """
+        self.expire(now_s)
+        blocks = [self._blocks[key] for key in set(self._chain(keys)) if key in self._blocks]
+        freed = 0
+        for block in sorted(blocks, key=lambda b: (-b.depth, b.key)):
+            in_use = block.pins > self.moves.holds(block)
+            if block.state is State.PRESENT and not in_use and not block.children:
+                self._drop(block)
+                freed += 1
+        self.counters.freed += freed
+        return freed
+
     def drop_instance(self, instance_id: str, now_s: float) -> int:
         """End all leases of an instance that is gone, or was started anew. Return how many there were.
 
@@ -219,13 +227,20 @@ class Pool:
         for lease in self._leases.expired(now_s):
             self.counters.leases_expired += 1
             self._end(lease, abandoned=True, now_s=now_s)
-        while self._quarantine and self._quarantine[0][0] <= now_s:
-            self._free.append(self._quarantine.popleft()[1])
+        self._slots.expire(now_s)
+        self._now_s = max(self._now_s, now_s)
 
     def next_due_s(self) -> float | None:
         """When `expire` has something to do next."""
-        due = [self._leases.next_deadline_s(), self._quarantine[0][0] if self._quarantine else None]
+        due = [self._leases.next_deadline_s(), self._slots.next_due_s()]
         return min((time_s for time_s in due if time_s is not None), default=None)
+
+    def find(self, key: bytes) -> Block | None:
+        return self._blocks.get(key)
+
+    @property
+    def root(self) -> Block:
+        return self._root
 
     def take_events(self) -> list[KvEvent]:
         """What has happened since the last call, in order: Stored below a present parent, Removed children first."""
@@ -238,45 +253,25 @@ class Pool:
     def usage(self) -> PoolUsage:
         return PoolUsage(
             slots=self.slots,
-            free=len(self._free),
+            free=self._slots.free,
             present=self._present,
             reserved=self._reserved,
             pinned=self._pinned,
-            quarantined=len(self._quarantine),
+            quarantined=self._slots.quarantined,
             leases=len(self._leases),
+            retained=len(self._keeping.caps),
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError when an invariant is broken. For tests: it looks at everything."""
-        held = [block for block in self._owners if block is not None]
-        resting = [slot for _, slot in self._quarantine]
-        owned = [block.slot for block in held]
-        assert sorted([*self._free, *resting, *owned]) == list(range(self.slots)), "a slot is lost or has two owners"
-        for slot, owner in enumerate(self._owners):
-            assert owner is None or (owner.slot, owner.generation) == (slot, self._generations[slot])
-        for key, block in self._blocks.items():
-            above = block.parent
-            assert (key, False) == (block.key, block.detached)
-            assert self._owners[block.slot] is block
-            assert above is not None
-            assert block in above.children
-            assert above is self._root or self._blocks.get(above.key) is above
-            assert block.writing == (block.state is State.RESERVED)
-            assert (block.state is State.PRESENT) <= _is_present(above), "present without its prefix"
-            assert (block.state is State.WRITTEN) <= (not _is_present(above)), "written below a present block"
-        for block in [self._root, *self._blocks.values()]:
-            assert all(child.parent is block and not child.detached for child in block.children)
-        leases = list(self._leases)
-        pins = Counter(block for lease in leases if not lease.is_write for block in lease.held())
-        writes = Counter(block for lease in leases if lease.is_write for block in lease.held())
-        assert {block: block.pins for block in held if block.pins} == pins
-        assert Counter(block for block in held if block.writing) == writes
-        assert all(not block.detached or block.pins or block.writing for block in held), (
-            "a dropped block keeps its slot"
-        )
+        self._slots.check_integrity()
+        held = set(self._slots.held())
+        check_tree(self._root, self._blocks, held)
+        check_users(held, list(self._leases), *self.moves.check_integrity())
         assert self._present == sum(block.state is State.PRESENT for block in self._blocks.values())
-        assert (self._reserved, self._pinned) == (len(writes), len(pins))
-        assert self._order.offered() == {block for block in held if block.is_evictable}
+        assert self._reserved == sum(block.writing for block in held)
+        assert self._pinned == sum(block.pins > 0 for block in held)
+        self._keeping.check_integrity(self._blocks, held, self._now_s)
         self._leases.check_integrity()
 
     def _chain(self, keys: bytes) -> list[bytes]:
@@ -298,41 +293,81 @@ class Pool:
                 raise InvalidRequest(f"block {key.hex()} does not follow {above.key.hex() or 'the root'}")
             above = block or _NOWHERE
 
-    def _take_missing(self, above: Block, chain: list[bytes]) -> list[Block | None]:
+    def _take_missing(self, above: Block, chain: list[bytes], said: list[Directive | None]) -> list[Block | None]:
         """New blocks for the unknown keys, up to the first one without room; the known ones count as used."""
-        self._uses += 1
+        self._keeping.order.begin_use()
         taken: list[Block | None] = []
-        for key in chain:
+        for key, one in zip(chain, said, strict=True):
             known = self._blocks.get(key)
-            block = known or self._new_block(key, above)
+            block = known or self.new_block(key, above)
             if block is None:
                 break
-            self._use(block)
+            self._keeping.order.use(block)
+            unpinned = self._keeping.said(block, one or PLAIN, self._now_s, is_new=known is None)
+            self.counters.unpinned += unpinned
             taken.append(None if known else block)
             above = block
         missing = len(chain) - len(taken)
         self.counters.refused += missing
         return taken + [None] * missing
 
-    def _new_block(self, key: bytes, above: Block) -> Block | None:
-        """A reserved block below ``above`` in a free slot; room is made by eviction, but not of ``above``."""
-        if not self._free:
-            victim = self._order.pop(above)
+    def new_block(self, key: bytes, above: Block, *, spare_pinned: bool = False) -> Block | None:
+        """A reserved block below ``above`` in a free slot; room is made by eviction, but not of ``above``, nor (``spare_pinned``)
+        of what directives pin."""
+        if not self._slots.free:
+            victim = self._keeping.order.pop(self._now_s, above, spare_pinned=spare_pinned)
             if victim is None:
                 return None
-            self.counters.evictions += 1
+            self._count_eviction(victim)
             self._drop(victim)
-        slot = self._free.popleft()
-        self._generations[slot] += 1
-        block = Block(key, above, slot, self._generations[slot])
-        self._owners[slot] = self._blocks[key] = block
+        block = self._slots.new_block(key, above)
+        self._blocks[key] = block
         above.children.add(block)
         self._reserved += 1
         return block
 
-    def _use(self, block: Block) -> None:
-        block.used = self._uses
-        self._order.offer(block)
+    def _count_eviction(self, victim: Block) -> None:
+        match self._keeping.order.kind(victim):
+            case "ephemeral":
+                self.counters.evicted_ephemeral += 1
+            case "normal":
+                self.counters.evicted_normal += 1
+            case "pinned":
+                self.counters.evicted_pinned += 1
+
+    def take_pin(self, block: Block) -> None:
+        block.pins += 1
+        self._pinned += block.pins == 1
+
+    def give_pin_back(self, block: Block) -> None:
+        block.pins -= 1
+        self._pinned -= block.pins == 0
+        self._slots.free_if_unused(block)
+        self._keeping.order.offer(block)
+
+    def adopt(self, blocks: Sequence[Block], metas: Sequence[BlockMeta], failed: Sequence[Block]) -> int:
+        """Blocks that kvbm itself has written (see `Moves.fill`); ``failed`` ones are dropped. How many became present.
+
+        They bring their directives along; a pin counts against its tenant's share here, too, and one that has expired is none.
+        """
+        self._keeping.order.begin_use()
+        before = self._present
+        for block in [*blocks, *failed]:
+            self._end_writing(block)
+        for block in failed:
+            self._drop(block)
+            self._slots.free_if_unused(block)
+        for block, meta in zip(blocks, metas, strict=True):
+            if block.detached:
+                continue
+            block.checksum = meta.checksum
+            self._keeping.order.touch(block)
+            self._keeping.said(block, effective(meta.directive, self._now_s), self._now_s, is_new=True)
+            block.state = State.WRITTEN
+        for block in blocks:
+            if block.state is State.WRITTEN and not block.detached and _is_present(block.parent):
+                self._promote(block)
+        return self._present - before
 
     def _grant(self, instance_id: str, now_s: float, *, is_write: bool, blocks: Sequence[Block | None]) -> Lease:
         self.counters.leases_granted += 1
@@ -347,15 +382,12 @@ class Pool:
                 self._drop(block)
                 self._end_writing(block, rest_until_s=now_s + self.limits.quarantine_s if abandoned else None)
             else:
-                block.pins -= 1
-                self._pinned -= block.pins == 0
-                self._free_if_unused(block)
-                self._order.offer(block)
+                self.give_pin_back(block)
 
     def _end_writing(self, block: Block, rest_until_s: float | None = None) -> None:
         block.writing = False
         self._reserved -= 1
-        self._free_if_unused(block, rest_until_s)
+        self._slots.free_if_unused(block, rest_until_s)
 
     def _promote(self, block: Block) -> None:
         """Make a written block below a present one present, and all written ones below it."""
@@ -370,7 +402,7 @@ class Pool:
         self.counters.stored += len(promoted)
         self._changes.stored(promoted)
         for block in promoted:
-            self._order.offer(block)
+            self._keeping.order.offer(block)
 
     def _drop(self, block: Block) -> None:
         """Take a block and all below it out of the index. Slots come free as soon as nobody reads or writes them."""
@@ -380,23 +412,15 @@ class Pool:
         for gone in reversed(block.subtree()):
             gone.detached = True
             del self._blocks[gone.key]
+            self._keeping.forget(gone)
             if gone.parent is not None:
                 gone.parent.children.discard(gone)
             if gone.state is State.PRESENT:
                 self._present -= 1
                 self._changes.removed(gone)
-            self._free_if_unused(gone)
+            self._slots.free_if_unused(gone)
         if above is not None:
-            self._order.offer(above)
-
-    def _free_if_unused(self, block: Block, rest_until_s: float | None = None) -> None:
-        if not block.detached or block.writing or block.pins or self._owners[block.slot] is not block:
-            return
-        self._owners[block.slot] = None
-        if rest_until_s is None:
-            self._free.append(block.slot)
-        else:
-            self._quarantine.append((rest_until_s, block.slot))
+            self._keeping.order.offer(above)
 
 
 # Stands for the parent of a block whose prefix is not here.

@@ -7,22 +7,9 @@ import msgspec
 from kvbus_kvbm.core.errors import InvalidRequest, NoRoomForPool, PoolGone, Unsupported
 from kvbus_kvbm.core.leases import pool_of
 from kvbus_kvbm.core.pool import Pool, PoolLimits
+from kvbus_kvbm.core.spec import PoolSpec
 
-# Slots begin on a cache line: two workers never write the same line.
-_ALIGN_BYTES = 64
-
-
-class PoolSpec(msgspec.Struct, frozen=True):
-    """What blocks must have in common to share a pool."""
-
-    model: str
-    kv_layout: str
-    block_bytes: int
-    block_size: int
-
-    @property
-    def slot_bytes(self) -> int:
-        return -(-self.block_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+__all__ = ["Attachment", "Budget", "OpenPool", "Plan", "PoolSpec", "Pools"]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +129,9 @@ class Pools:
         if pool is None:
             raise PoolGone(f"there is no pool {pool_id}")
         return pool
+
+    def lookup(self, pool_id: str) -> OpenPool | None:
+        return self._pools.get(pool_id)
 
     def of_lease(self, lease_id: str) -> OpenPool | None:
         return self._pools.get(pool_of(lease_id))

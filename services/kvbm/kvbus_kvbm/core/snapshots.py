@@ -11,9 +11,10 @@ from kvbus_wire.worker import SnapshotChain
 
 
 class Feed(msgspec.Struct, frozen=True):
-    """The blocks of one model, and the number of the last event that they include."""
+    """The blocks of one model and tier, and the number of the last event that they include."""
 
     model: str
+    tier: str
     kv_seq: int
     chains: tuple[SnapshotChain, ...]
 
@@ -48,7 +49,7 @@ class Snapshots:
         """Take a snapshot of all feeds and return its first chunk."""
         self.expire(now_s)
         snapshot_id = self._new_id()
-        chunks = [chunk for feed in feeds for chunk in _cut(feed, self._chunk_keys)] or [Feed("", 0, ())]
+        chunks = [chunk for feed in feeds for chunk in _cut(feed, self._chunk_keys)] or [Feed("", "g2", 0, ())]
         if len(chunks) == 1:
             return Chunk(snapshot_id, chunks[0], None)
         self._snapshots[snapshot_id] = _Snapshot(chunks, now_s)
@@ -95,4 +96,4 @@ def _cut(feed: Feed, chunk_keys: int) -> list[Feed]:
                 group, room = [], chunk_keys
     if group or not groups:
         groups.append(tuple(group))
-    return [Feed(feed.model, feed.kv_seq, group) for group in groups]
+    return [Feed(feed.model, feed.tier, feed.kv_seq, group) for group in groups]

@@ -1,7 +1,7 @@
 """AttachPool: find the pool for a worker's blocks, or make it."""
 
 import asyncio
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from typing import Any, Protocol
 
 from kvbus_kvbm.adapters.arenas import Arenas
@@ -18,7 +18,8 @@ class Spawn(Protocol):
 
 
 class Attaching:
-    """One pool is made at a time, so that the budget holds. ``opened`` and ``closing`` tell of pools that come and go."""
+    """One pool is made at a time, so that the budget holds. ``opened`` and ``closing`` tell of pools that come and go; ``unused``
+    returns when kvbm itself has no use of the pool's memory any more."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Attaching:
         *,
         live: Callable[[], Container[str]],
         opened: Callable[[OpenPool], None],
+        unused: Callable[[str], Awaitable[None]],
         closing: Callable[[OpenPool], None],
         changed: Callable[[OpenPool], None],
         absent_grace_s: float,
@@ -38,6 +40,7 @@ class Attaching:
         self._arenas = arenas
         self._live = live
         self._opened = opened
+        self._unused = unused
         self._closing = closing
         self._changed = changed
         self._absent_grace_s = absent_grace_s
@@ -94,9 +97,9 @@ class Attaching:
         return pool
 
     async def _give_up(self, pool_id: str) -> None:
-        pool = self._pools.get(pool_id)
+        pool = self._pools.remove(pool_id)
+        await self._unused(pool_id)
         pool.pool.clear()
-        self._pools.remove(pool_id)
         self._closing(pool)
         await self._arenas.remove(pool_id)
         self._log.info("pool_reclaimed", pool=pool_id, model=pool.spec.model)

@@ -1,20 +1,24 @@
-"""The control subject: snapshots for indexers, and the order to drain."""
+"""The control subject: snapshots for indexers, blocks that nobody needs any more, and the order to drain."""
 
 from collections.abc import Callable
 
 from kvbus_kvbm.adapters.events import TIER, EventFeeds
+from kvbus_kvbm.adapters.tiers import Tiers
 from kvbus_kvbm.core.pools import Pools
 from kvbus_kvbm.core.snapshots import Feed, Snapshots
 from kvbus_kvbm.handlers.refusals import refusals
+from kvbus_kvbm.handlers.retention import Retention
 from kvbus_runtime.bus import RequestContext
+from kvbus_wire.kvbm import DropBlocks
 from kvbus_wire.message import Message
-from kvbus_wire.worker import BlockSnapshot, BlockSnapshotChunk, Done, Drain
+from kvbus_wire.worker import BlockSnapshot, BlockSnapshotChunk, Done, Drain, SnapshotChain
 
-REQUESTS: tuple[type[Message], ...] = (BlockSnapshot, Drain)
+REQUESTS: tuple[type[Message], ...] = (BlockSnapshot, DropBlocks, Drain)
 
 
 class ControlRequests:
-    """A snapshot covers all models, one after the other; each chunk names its model and the number of that model's last event."""
+    """A snapshot covers all models and tiers, one after the other; each chunk names its model and tier, and the number of the last
+    event of these."""
 
     def __init__(
         self,
@@ -23,6 +27,8 @@ class ControlRequests:
         pools: Pools,
         feeds: EventFeeds,
         snapshots: Snapshots,
+        tiers: Tiers,
+        retention: Retention,
         *,
         stop: Callable[[str], None],
         changed: Callable[[], None],
@@ -33,15 +39,19 @@ class ControlRequests:
         self._pools = pools
         self._feeds = feeds
         self._snapshots = snapshots
+        self._tiers = tiers
+        self._retention = retention
         self._stop = stop
         self._changed = changed
         self._clock = clock
 
-    async def handle(self, request: BlockSnapshot | Drain, context: RequestContext) -> Message:
+    async def handle(self, request: BlockSnapshot | DropBlocks | Drain, context: RequestContext) -> Message:
         if isinstance(request, Drain):
             self._stop("told to drain")
             return Done()
         with refusals():
+            if isinstance(request, DropBlocks):
+                return await self._retention.drop(request)
             return self._snapshot(request)
 
     def _snapshot(self, request: BlockSnapshot) -> BlockSnapshotChunk:
@@ -56,19 +66,29 @@ class ControlRequests:
             instance_id=self._instance_id,
             incarnation=self._incarnation,
             model=chunk.feed.model,
-            tier=TIER,
+            tier=chunk.feed.tier,
             kv_seq=chunk.feed.kv_seq,
             chains=chunk.feed.chains,
             next_cursor=chunk.next_cursor,
         )
 
     def _all_feeds(self) -> list[Feed]:
-        """Content and number of the same moment: every change of a pool is handed to its publisher before anything else runs."""
-        return [
+        """Content and number of the same moment: every change of a tier is handed to its publisher before anything else runs."""
+        feeds = [
             Feed(
                 model,
+                TIER,
                 self._feeds.last_seq(model),
                 tuple(chain for pool in self._pools.of_model(model) for chain in pool.pool.chains()),
             )
             for model in self._pools.models()
         ]
+        for edge in self._tiers.edges:
+            name = edge.tier.name
+            chains: dict[str, list[SnapshotChain]] = {}
+            for spec, index in self._tiers.specs(name):
+                chains.setdefault(spec.model, []).extend(index.chains())
+            feeds += [
+                Feed(model, name, self._feeds.last_seq(model, name), tuple(held)) for model, held in chains.items()
+            ]
+        return feeds

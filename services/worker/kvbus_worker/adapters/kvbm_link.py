@@ -1,6 +1,7 @@
 """Finding the kvbm of this host and mapping its pool, again after each restart of it."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -16,13 +17,14 @@ from kvbus_worker.adapters.metrics import WorkerMetrics
 
 
 class Pool(msgspec.Struct, frozen=True, eq=False):
-    """A mapped pool of one incarnation of kvbm."""
+    """A mapped pool of one incarnation of kvbm. ``lower_tier``: the first tier below G2, empty when there is none."""
 
     subject: str
     instance_id: str
     incarnation: int
     pool_id: str
     arena: Arena
+    lower_tier: str = ""
 
 
 class KvbmLink:
@@ -47,8 +49,16 @@ class KvbmLink:
         directory.on_change(self._on_change)
 
     @property
+    def instance_id(self) -> str:
+        return self._request.instance_id
+
+    @property
     def pool(self) -> Pool | None:
         return self._pool if asyncio.get_running_loop().time() >= self._rest_until else None
+
+    def ask(self, pool: Pool, request: Any, reply: type[Any], *, wait_s: float = 0.0) -> Coroutine[Any, Any, Any]:
+        """``wait_s``: how long kvbm itself may wait before it answers."""
+        return self._bus.request(pool.subject, request, reply, timeout_s=self._timeout_s + wait_s)
 
     async def run(self) -> None:
         """Keep the link for as long as the task lives."""
@@ -99,7 +109,8 @@ class KvbmLink:
         except (RequestFailed, ArenaError) as error:
             self.failed("attach", error)
             return False
-        self._pool = Pool(subject, record.instance_id, record.incarnation, reply.pool_id, arena)
+        lower = _tier_below(record)
+        self._pool = Pool(subject, record.instance_id, record.incarnation, reply.pool_id, arena, lower)
         self._rest_until = 0.0
         self._metrics.kvbm_attached.set(1)
         self._log.info("kvbm_attached", kvbm=record.instance_id, pool=reply.pool_id, slots=reply.slots)
@@ -112,6 +123,12 @@ class KvbmLink:
             self._pool = None
             self._metrics.kvbm_attached.set(0)
             self._log.info("kvbm_detached")
+
+
+def _tier_below(record: InstanceRecord) -> str:
+    if record.kvbm is None:
+        return ""
+    return "g3" if record.kvbm.g3_bytes else "g4" if record.kvbm.g4_store else ""
 
 
 def _is_same(pool: Pool, record: InstanceRecord | None) -> bool:

@@ -40,6 +40,10 @@ class WorkerMetrics:
             "kvbm_failures", "operations with kvbm that failed", ("operation", "reason")
         )
         self.kvbm_skipped = metrics.counter("kvbm_onboard_skipped", "onboardings not tried: too many at once")
+        self.unpinned = metrics.counter("unpinned_blocks", "blocks that were to be pinned and are pinned nowhere")
+        self.prefetches = metrics.counter("prefetches", "prompts brought into G1 ahead of their request", ("outcome",))
+        self.prefetched = metrics.counter("prefetched_tokens", "tokens that prefetches brought")
+        self.dropped = metrics.counter("dropped_blocks", "blocks freed because nobody needs them any more")
         self.offload_waiting = metrics.gauge("offload_queue_blocks", "blocks that wait for write-through")
         self.offload_dropped = metrics.gauge("offload_dropped_blocks", "blocks pushed out of the write-through queue")
 

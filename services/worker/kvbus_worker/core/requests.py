@@ -1,10 +1,11 @@
 """The requests a worker has accepted and not ended, and the ids of those it ended lately."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, Usage
 from kvbus_wire.packing import TOKEN_BYTES
@@ -14,6 +15,7 @@ from kvbus_worker.engines.base import EngineError
 class OpenRequest(msgspec.Struct, kw_only=True):
     """``submitted``: the engine has it (before that, its blocks are being onboarded).
 
+    ``to_pin``: blocks that are to be pinned; ``unpinned_below``: those of them that kvbm does not pin, None when it has not said.
     ``verdict``: why the worker ends it; the engine's own answer to the cancellation is then replaced by this error.
     """
 
@@ -30,6 +32,17 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     onboarded_tokens: int = 0
     first_token_at: float | None = None
+    to_pin: tuple[bytes, ...] = ()
+    unpinned_below: frozenset[bytes] | None = None
+
+
+def unpinned(request: OpenRequest, in_g1: Sequence[Directive]) -> int:
+    """How many of the blocks ``to_pin`` are pinned nowhere. ``in_g1``: what holds for them there."""
+    below = request.unpinned_below
+    return sum(
+        held.kind != "pinned" and (below is None or key in below)
+        for key, held in zip(request.to_pin, in_g1, strict=True)
+    )
 
 
 class RequestTable:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started
 from kvbus_wire.guidance import Guidance
@@ -53,12 +54,22 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: bool = True
 
 
+class DirectiveRun(msgspec.Struct, frozen=True):
+    """What is said of the blocks [``start``, ``end``) of a chain. ``end`` None: of all that follows, output included. Times are
+    those of `time.monotonic`."""
+
+    start: int
+    end: int | None
+    directive: Directive
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``tokens``: the whole prompt, its last ``resumed`` tokens being output of another worker.
 
     ``priority`` and ``strict_priority``: see `engines.ranking`. ``speculative``: nobody waits for what it says.
     ``domain_key`` seeds the block keys. ``guidance`` binds the output, what was resumed included.
     ``onboarded_tokens``: how many of the cached tokens the worker has just imported, reported back in Started and Usage.
+    ``directives``: how long its blocks are worth keeping, in order and without overlaps; of blocks in between nothing is said.
     """
 
     request_id: str
@@ -73,6 +84,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     mock: MockOutput | None = None
     guidance: Guidance | None = None
     speculative: bool = False
+    directives: tuple[DirectiveRun, ...] = ()
 
 
 class BlocksStored(msgspec.Struct, frozen=True):
@@ -155,3 +167,13 @@ class Engine(Protocol):
         Returns how many leading blocks are in G1 afterwards; takes only free or evictable room.
         BlocksStored is emitted for new ones.
         """
+
+    def directives(self, keys: Sequence[bytes]) -> list[Directive]:
+        """What holds for these blocks in G1 now (a pin beyond the tenant's share is none); the default for those that are not
+        there."""
+
+    async def touch(self, keys: Sequence[bytes], directives: Sequence[DirectiveRun]) -> int:
+        """The leading blocks of a chain from the root on are used, though nothing is computed; how many are in G1."""
+
+    async def drop_blocks(self, keys: Sequence[bytes]) -> int:
+        """Evict these blocks now; how many. Those in use and those with others below them stay."""

@@ -1,4 +1,4 @@
-"""Control messages: cancel, replay of step frames, block snapshots, drain."""
+"""Control messages: cancel, replay of step frames, block snapshots, blocks that nobody needs, drain."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,10 @@ from typing import Protocol
 
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.serving import RequestContext
+from kvbus_wire.errors import ErrorCode
+from kvbus_wire.kvbm import DropBlocks, DroppedBlocks
 from kvbus_wire.message import Message
+from kvbus_wire.packing import unpack_keys
 from kvbus_wire.worker import (
     BlockSnapshot,
     BlockSnapshotChunk,
@@ -19,10 +22,10 @@ from kvbus_wire.worker import (
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.core.snapshots import Snapshots
 from kvbus_worker.core.token_store import TokenStore
-from kvbus_worker.engines.base import EngineError
+from kvbus_worker.engines.base import Engine, EngineError
 from kvbus_worker.handlers.runner import RequestRunner
 
-CONTROL_MESSAGES = (Cancel, ReplaySteps, BlockSnapshot, Drain)
+CONTROL_MESSAGES = (Cancel, ReplaySteps, BlockSnapshot, Drain, DropBlocks)
 
 
 class Replayer(Protocol):
@@ -39,6 +42,7 @@ class ControlHandler:
         store: TokenStore,
         snapshots: Snapshots,
         replayer: Replayer,
+        engine: Engine,
         *,
         kv_seq: Callable[[], int],
         stop: Callable[[str], None],
@@ -52,6 +56,7 @@ class ControlHandler:
         self._store = store
         self._snapshots = snapshots
         self._replayer = replayer
+        self._engine = engine
         self._kv_seq = kv_seq
         self._stop = stop
         self._clock = clock
@@ -70,10 +75,24 @@ class ControlHandler:
                 return self._replayer.replay(message)
             case BlockSnapshot():
                 return self._snapshot(message)
+            case DropBlocks():
+                return await self._drop(message)
             case Drain():
                 self._stop("drain was asked for")
                 return Done()
         raise AssertionError(f"{type(message).__name__} is no control message")
+
+    async def _drop(self, message: DropBlocks) -> DroppedBlocks:
+        if message.model != self._model:
+            return DroppedBlocks(blocks={})
+        try:
+            freed = await self._engine.drop_blocks(unpack_keys(message.keys))
+        except ValueError as error:
+            raise RequestFailed.of(ErrorCode.INVALID_REQUEST, f"keys: {error}") from error
+        except EngineError as error:
+            raise RequestFailed(error.reply) from error
+        self._metrics.dropped.inc(freed)
+        return DroppedBlocks(blocks={"g1": freed})
 
     def close(self) -> None:
         if self._forget is not None:

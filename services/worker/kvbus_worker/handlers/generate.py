@@ -11,13 +11,15 @@ from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.serving import RequestContext
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.message import Message
-from kvbus_wire.worker import Accepted, Generate, NeedTokens
+from kvbus_wire.worker import Accepted, Generate, NeedTokens, Prefetch
 from kvbus_worker.adapters.kvbm import Kvbm
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.core.admission import Admitted, ModelLimits, PrefixGone, admit
 from kvbus_worker.core.requests import OpenRequest
+from kvbus_worker.core.retention import pinned_positions
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import EngineError
+from kvbus_worker.handlers.prefetch import PrefetchHandler
 from kvbus_worker.handlers.runner import RequestRunner
 
 
@@ -31,6 +33,7 @@ class GenerateHandler:
         limits: ModelLimits,
         kvbm: Kvbm | None,
         *,
+        prefetch: PrefetchHandler,
         incarnation: int,
         spawn: Callable[..., asyncio.Task[Any]],
         metrics: WorkerMetrics,
@@ -40,14 +43,17 @@ class GenerateHandler:
         self._store = store
         self._limits = limits
         self._kvbm = kvbm
+        self._prefetch = prefetch
         self._incarnation = incarnation
         self._spawn = spawn
         self._metrics = metrics
         self._log = log
         self.draining = False
 
-    async def __call__(self, message: Generate, context: RequestContext) -> Message:
+    async def __call__(self, message: Generate | Prefetch, context: RequestContext) -> Message:
         try:
+            if isinstance(message, Prefetch):
+                return await self._prefetch(message)
             return self._accept(message)
         except EngineError as error:
             self._metrics.refused.labels(str(error.reply.code)).inc()
@@ -65,7 +71,7 @@ class GenerateHandler:
             self._runner.end(message.request_id, None)
         self._runner.table.check_room(message.request_id)
         try:
-            admitted = admit(message, self._limits, self._store, time.time_ns() // 1_000_000)
+            admitted = admit(message, self._limits, self._store, time.time_ns() // 1_000_000, time.monotonic())
         except PrefixGone:
             self._metrics.need_tokens.inc()
             return NeedTokens(request_id=message.request_id)
@@ -78,6 +84,8 @@ class GenerateHandler:
             trace=message.trace,
         )
         self._runner.open(request, message.deadline_ms)
+        if admitted.request.directives:
+            self._retain(request, admitted)
         if self._kvbm is not None and self._kvbm.can_onboard(admitted.keys):
             self._spawn(self._onboard_and_submit(self._kvbm, request, admitted), name=f"onboard {request.request_id}")
         else:
@@ -87,6 +95,16 @@ class GenerateHandler:
                 self._runner.reject(request)
                 raise
         return Accepted(request_id=message.request_id, incarnation=self._incarnation)
+
+    def _retain(self, request: OpenRequest, admitted: Admitted) -> None:
+        """What is said of blocks goes to kvbm with each use, beside the request's own way."""
+        runs = admitted.request.directives
+        request.to_pin = tuple(admitted.keys[i] for i in pinned_positions(runs, len(admitted.keys)))
+        if self._kvbm is not None:
+            self._spawn(self._retain_below(self._kvbm, request, admitted), name=f"retain {request.request_id}")
+
+    async def _retain_below(self, kvbm: Kvbm, request: OpenRequest, admitted: Admitted) -> None:
+        request.unpinned_below = await kvbm.retain(admitted.keys, admitted.request.directives)
 
     async def _onboard_and_submit(self, kvbm: Kvbm, request: OpenRequest, admitted: Admitted) -> None:
         onboarded = await kvbm.onboard(admitted.keys, admitted.packed)

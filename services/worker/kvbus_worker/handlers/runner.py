@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started
 from kvbus_worker.adapters.metrics import WorkerMetrics
-from kvbus_worker.core.requests import OpenRequest, RequestTable
+from kvbus_worker.core.requests import OpenRequest, RequestTable, unpinned
 from kvbus_worker.engines.base import Engine, EngineRequest
 
 _LONGEST_TIMER_S = 30 * 86_400.0
@@ -146,6 +148,8 @@ class RequestRunner:
         self._timers.clear()
 
     def _deliver_ended(self, request: OpenRequest, ended: Ended) -> None:
+        if request.to_pin:
+            ended = self._with_unpinned(request, ended)
         self._outbox.add_ended(request.frontend_id, ended)
         seconds = time.monotonic() - request.accepted_at
         self._metrics.note_ended(ended, seconds)
@@ -166,6 +170,13 @@ class RequestRunner:
             trace=request.trace or None,
         )
         self._closed(ended.request_id)
+
+    def _with_unpinned(self, request: OpenRequest, ended: Ended) -> Ended:
+        blocks = unpinned(request, self._engine.directives(request.to_pin))
+        self._metrics.unpinned.inc(blocks)
+        tokens = blocks * self._engine.info.block_size
+        usage = msgspec.structs.replace(ended.usage, unpinned_tokens=tokens)
+        return msgspec.structs.replace(ended, usage=usage)
 
     def _closed(self, request_id: str) -> None:
         timer = self._timers.pop(request_id, None)

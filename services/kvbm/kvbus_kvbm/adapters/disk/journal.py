@@ -77,7 +77,7 @@ class Journal:
                 size += len(piece)
             self._calls.sync(fd)
             self._calls.rename(new, self._path)
-        except OSError:
+        except BaseException:
             if fd >= 0:
                 self._calls.close(fd)
             self._largest = 2 * self.records

@@ -53,6 +53,7 @@ class Reads:
             count += 1
         self._counters.hits += count
         self._counters.misses += len(keys) - count
+        shelf.begin_use()
         shelf.use(block for block in run[:count] if not block.detached)
         return [block.meta for block in run[:count]]
 

@@ -3,25 +3,28 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from kvbus_blocks.retention import Directive
+from kvbus_blocks.retention import Directive, PinCaps
 from kvbus_kvbm.adapters.disk.files import ShelfFiles
 from kvbus_kvbm.adapters.disk.place import Place
-from kvbus_kvbm.core.disk_blocks import DiskBlock
 from kvbus_kvbm.core.disk_shelf import Segment, Shelf
 from kvbus_kvbm.core.disk_space import DiskLimits, DiskSpace, disk_slot_bytes
 from kvbus_kvbm.core.errors import StorageRefused
-from kvbus_kvbm.core.lower import Changed
+from kvbus_kvbm.core.lower import Changed, TierCounters
 from kvbus_kvbm.core.pools import PoolSpec
 
 
 class Shelves:
     """``unix_s``: unix time minus the clock that kvbm runs by."""
 
-    def __init__(self, place: Place, limits: DiskLimits, changed: Changed, unix_s: float) -> None:
+    def __init__(
+        self, place: Place, limits: DiskLimits, changed: Changed, counters: TierCounters, unix_s: float
+    ) -> None:
         self.place = place
         self.space = DiskSpace(limits)
+        self._limits = limits
         self._files: dict[PoolSpec, ShelfFiles] = {}
         self._changed = changed
+        self._counters = counters
         self._unix_s = unix_s
         # Files of segments that were given up, to be removed by the next who writes.
         self.closing: list[tuple[ShelfFiles, int]] = []
@@ -36,7 +39,7 @@ class Shelves:
         """One that is not there yet gets its files with its first write."""
         shelf = self.find(spec)
         if shelf is None:
-            shelf = self.space.shelves[spec] = Shelf(spec, disk_slot_bytes(spec), self._unix_s)
+            shelf = self.space.shelves[spec] = self._new(spec)
             self._files[spec] = self.place.files(spec)
         return shelf
 
@@ -52,18 +55,21 @@ class Shelves:
         shelf.remove_segment(segment)
         self.closing.append((self.files(shelf), segment.number))
 
-    def renew(self, shelf: Shelf, block: DiskBlock, directive: Directive, now_s: float) -> None:
-        """It was written again."""
-        shelf.direct(block, directive)
-
     def retain(self, shelf: Shelf, keys: Sequence[bytes], directives: Sequence[Directive], now_s: float) -> list[int]:
-        for key, directive in zip(keys, directives, strict=True):
+        """Positions that were to be pinned and are not."""
+        unpinned: list[int] = []
+        for position, (key, said) in enumerate(zip(keys, directives, strict=True)):
             block = shelf.find(key)
-            if block is not None:
-                shelf.direct(block, directive)
-        return []
+            if block is not None and not shelf.direct(block, said, now_s):
+                unpinned.append(position)
+        return unpinned
 
-    def recover(self) -> dict[str, int]:
+    def _new(self, spec: PoolSpec) -> Shelf:
+        slot_bytes = disk_slot_bytes(spec)
+        caps = PinCaps(self._limits.capacity_bytes // slot_bytes, self._limits.pin_share)
+        return Shelf(spec, slot_bytes, caps, self._counters.evictions, self._unix_s)
+
+    def recover(self, now_s: float) -> dict[str, int]:
         """In a thread, while nobody else is here. Raise StorageRefused."""
         place = self.place
         place.take()
@@ -71,8 +77,8 @@ class Shelves:
         try:
             for found in place.recover():
                 spec = found.files.spec
-                shelf = Shelf(spec, disk_slot_bytes(spec), self._unix_s)
-                lost += shelf.recover(found.records, found.segments)
+                shelf = self._new(spec)
+                lost += shelf.recover(found.records, found.segments, now_s)
                 damaged += found.damaged
                 self.space.shelves[spec] = shelf
                 self._files[spec] = found.files

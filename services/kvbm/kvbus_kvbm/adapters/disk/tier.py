@@ -38,7 +38,7 @@ class DiskTier:
         self._log = log
         self._clock = clock
         self._place = Place(calls or SystemCalls(), directory, limits)
-        self._shelves = Shelves(self._place, limits, changed, unix_s=unix_clock() - clock())
+        self._shelves = Shelves(self._place, limits, changed, self.counters, unix_s=unix_clock() - clock())
         self._reads = Reads(self._shelves, limits, self.counters, clock, log)
         self._writes = Writes(self._shelves, limits, self.counters, clock, log)
         self._is_open = False
@@ -58,7 +58,7 @@ class DiskTier:
         return [shelf.spec for shelf in self._shelves if len(shelf)]
 
     async def start(self) -> None:
-        found = await self._writes.call(lambda _: self._shelves.recover())
+        found = await self._writes.call(lambda _: self._shelves.recover(self._clock()))
         self._is_open = True
         for shelf in self._shelves:
             self._shelves.publish(shelf)

@@ -46,11 +46,9 @@ class Writes:
         started_s = self._clock()
         refused = [False] * len(blocks)
         allowed_s = self._limits.allowed_s(len(blocks) * spec.block_bytes)
-        if not self.breaker.passes(started_s) or not await self._lane.enter(allowed_s):
+        if not await self._enter(allowed_s):
             self._counters.refused += len(blocks)
             return refused
-        if not self.breaker.is_closed and self.breaker.can_pass(self._clock()):
-            self.breaker.passes(self._clock())
         shelf = self._shelves.get(spec)
         job = self._new_job(shelf)
         try:
@@ -68,7 +66,7 @@ class Writes:
         allowed_s = self._limits.deadline_s
         if not shelf.pending:
             return True
-        if not self.breaker.passes(self._clock()) or not await self._lane.enter(allowed_s):
+        if not await self._enter(allowed_s):
             return False
         job = self._new_job(shelf)
         await self._wait(job, self._start(job), allowed_s)
@@ -90,6 +88,17 @@ class Writes:
     def stop(self) -> None:
         self._threads.stop()
 
+    async def _enter(self, timeout_s: float) -> bool:
+        if not self.breaker.passes(self._clock()):
+            return False
+        opened = self.breaker.opened
+        if not await self._lane.enter(timeout_s):
+            return False
+        if self.breaker.opened != opened:  # while we waited
+            self._lane.leave()
+            return False
+        return True
+
     def _new_job(self, shelf: Shelf) -> WriteJob:
         place = self._shelves.place
         return WriteJob(place.calls, self._shelves.files(shelf), shelf, self._limits.io_bytes)
@@ -98,11 +107,13 @@ class Writes:
         """Places for the new blocks. The answer: the block of each position, None without room."""
         shelf = job.shelf
         shelf.in_use = True
+        now_s = self._clock()
+        shelf.begin_use()
         results: list[DiskBlock | None] = []
         for meta, memory in zip(blocks, data, strict=True):
             block = shelf.find(meta.key)
             if block is not None:
-                self._shelves.renew(shelf, block, meta.directive, self._clock())
+                shelf.direct(block, meta.directive, now_s)
                 shelf.use([block])
             elif meta.directive.kind != "ephemeral" and memory.nbytes == shelf.spec.block_bytes:
                 block = self._place(job, meta)
@@ -126,7 +137,7 @@ class Writes:
         held = [] if parent is None else [parent]
         shelf.hold(held)
         has_room = shelf.has_free_slot or self._grow(job) or shelf.evict(self._clock())
-        block = shelf.place(meta) if has_room else None
+        block = shelf.place(meta, self._clock()) if has_room else None
         shelf.let_go(held)
         return block
 
@@ -214,8 +225,7 @@ class Writes:
         if self.breaker.is_closed:
             for shelf in self._shelves:
                 if self._shelves.files(shelf).journal.needs_rewriting(len(shelf)):
-                    blocks = [block for block in shelf if block.kept]
-                    rewrite = rewrite_journal(self._shelves.files(shelf), shelf, blocks)
+                    rewrite = rewrite_journal(self._shelves.files(shelf), shelf, shelf.by_use())
                     future = asyncio.wrap_future(self._threads.submit(rewrite))
                     future.add_done_callback(self._finish_rewriting)
                     return

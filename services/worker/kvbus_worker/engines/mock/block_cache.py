@@ -14,20 +14,28 @@ equal. What a sequence costs therefore depends on the runs its prompt consists o
                                      +- session (2 users) -- its newest blocks (1 user)
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 
 from kvbus_blocks.keys import ROOT
+from kvbus_blocks.retention import Directive
 from kvbus_worker.engines.base import BlockEvent, BlocksRemoved, BlocksStored
+from kvbus_worker.engines.merging import merged
+from kvbus_worker.engines.said import Said
+
+NOTHING_SAID = Said()
 
 
 class _Run:
-    """Cached blocks that follow each other. ``children`` follow its last block. All its blocks have the same users and age."""
+    """Cached blocks that follow each other. ``children`` follow its last block. All its blocks have the same users and age,
+    and the same is said of them. ``depth``: blocks above its first one."""
 
-    __slots__ = ("children", "keys", "last_used", "parent", "users")
+    __slots__ = ("children", "depth", "directive", "keys", "last_used", "parent", "users")
 
-    def __init__(self, parent: "_Run | None", keys: list[bytes], users: int) -> None:
+    def __init__(self, parent: "_Run | None", keys: list[bytes], users: int, depth: int, directive: Directive) -> None:
         self.parent = parent
+        self.depth = depth
+        self.directive = directive
         self.keys = keys
         self.users = users
         self.children: set[_Run] = set()
@@ -81,11 +89,23 @@ class BlockCache:
                 missing = middle
         return there
 
-    def acquire(self, keys: Sequence[bytes]) -> int:
-        """Reference the leading cached blocks of a chain from the root; how many."""
+    def directive(self, key: bytes) -> Directive:
+        """What holds for a block; the default when it is not cached."""
+        run = self._runs.get(key)
+        return run.directive if run is not None else Directive()
+
+    def acquire(self, keys: Sequence[bytes], said: Said = NOTHING_SAID) -> int:
+        """Reference the leading cached blocks of a chain from the root, of which this is ``said``; how many."""
         depth = self.leading(keys)
         if depth:
             self._reference(self._ending_at(keys[depth - 1]))
+            self._say(keys, depth, said)
+        return depth
+
+    def touch(self, keys: Sequence[bytes], said: Said = NOTHING_SAID) -> int:
+        """Use them without keeping them; how many."""
+        depth = self.acquire(keys, said)
+        self.release(keys[:depth])
         return depth
 
     def release(self, keys: Sequence[bytes]) -> None:
@@ -115,23 +135,33 @@ class BlockCache:
         """Give private blocks back."""
         self._private -= count
 
-    def publish(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> None:
+    def publish(
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        first: int = 0,
+        said: Said = NOTHING_SAID,
+    ) -> None:
         """Private blocks that follow each other are full: they become cached, referenced by their owner. Equal ones that are there
-        are used instead.
+        are used instead. ``first``: the position in the chain, of which this is ``said``.
 
         ``parent`` must be referenced by the caller (or the root).
         """
         self._private -= len(keys)
         there = self.leading(keys)
-        for key in keys[:there]:
+        for at, key in enumerate(keys[:there], first):
             # Its owner uses all above it already.
             run = self._divide(self._runs[key], 1)
             if not run.users:
                 self._idle -= 1
             run.users += 1
+            run.directive = merged(run.directive, said[at])
             self._join(run)
-        if there < len(keys):
-            self._insert(keys[there - 1] if there else parent, keys[there:], tokens[there:])
+        for start, end, directive in said.pieces(first + there, first + len(keys)):
+            above = keys[start - first - 1] if start > first else parent
+            part = slice(start - first, end - first)
+            self._insert(above, keys[part], tokens[part], merged(None, directive))
 
     def adopt(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> int:
         """Cache blocks from elsewhere, idle; how many leading ones are cached afterwards. Takes only available room."""
@@ -145,11 +175,27 @@ class BlockCache:
         end = min(len(keys), there + self.available)
         if there < end:
             self._make_room(end - there)
-            self._insert(last, keys[there:end], tokens[there:end])
+            self._insert(last, keys[there:end], tokens[there:end], Directive())
             last = keys[end - 1]
         if last != ROOT:
             self.release((last,))
         return end
+
+    def drop(self, keys: Collection[bytes]) -> int:
+        """Evict these blocks, children first; those in use and those with others below them stay. How many went."""
+        wanted = set(keys)
+        ends = [run for run in {self._runs[key] for key in wanted if key in self._runs} if run.is_evictable]
+        dropped = 0
+        while ends:
+            run = ends.pop()
+            above, count = run.parent, 0
+            while count < len(run.keys) and run.keys[-1 - count] in wanted:
+                count += 1
+            self._evict(run, count)
+            dropped += count
+            if not run.keys and above is not None and above.is_evictable and above.keys[-1] in wanted:
+                ends.append(above)
+        return dropped
 
     def chain(self, key: bytes) -> list[bytes]:
         """All cached blocks from the root to a cached one."""
@@ -167,6 +213,8 @@ class BlockCache:
     def check_integrity(self) -> None:
         """Raise AssertionError when the bookkeeping contradicts itself."""
         runs = set(self._runs.values())
+        if any(run.depth != (run.parent.depth + len(run.parent.keys) if run.parent else 0) for run in runs):
+            raise AssertionError("a run does not know where it lies")
         if any(self._runs.get(key) is not run for run in runs for key in run.keys):
             raise AssertionError("a block lies in two runs")
         if sum(len(run.keys) for run in runs) != len(self._runs):
@@ -195,14 +243,34 @@ class BlockCache:
             run.users += 1
             run = run.parent
 
-    def _insert(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> None:
+    def _say(self, keys: Sequence[bytes], depth: int, said: Said) -> None:
+        """``depth`` leading blocks of a chain are used by one who says this of them."""
+        pieces = said.pieces(0, depth)
+        for start, end, directive in pieces:
+            run: _Run | None = self._ending_at(keys[end - 1])
+            if start and directive is not None:
+                self._ending_at(keys[start - 1])
+            while run is not None and run.depth >= start:
+                run.directive = merged(run.directive, directive)
+                run = run.parent
+        if len(pieces) > 1:
+            self._join_all(self._runs[keys[depth - 1]])
+
+    def _join_all(self, run: _Run) -> None:
+        """Make those runs from the root to this one one whose directives have become equal."""
+        while (above := run.parent) is not None:
+            self._join(run)
+            run = above
+
+    def _insert(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], directive: Directive) -> None:
         """New blocks with one user, who uses ``parent`` as well, which therefore is the end of its run."""
         above = self._runs[parent] if parent != ROOT else None
-        if above is not None and above.users == 1 and not above.children:
+        if above is not None and above.users == 1 and not above.children and above.directive == directive:
             above.keys += keys
             run = above
         else:
-            run = _Run(above, list(keys), users=1)
+            depth = above.depth + len(above.keys) if above is not None else 0
+            run = _Run(above, list(keys), 1, depth, directive)
             if above is not None:
                 above.children.add(run)
         self._runs.update(dict.fromkeys(keys, run))
@@ -218,14 +286,15 @@ class BlockCache:
         if count == len(run.keys):
             return run
         if 2 * count <= len(run.keys):
-            first, rest = _Run(run.parent, run.keys[:count], run.users), run
+            first, rest = _Run(run.parent, run.keys[:count], run.users, run.depth, run.directive), run
             del run.keys[:count]
+            run.depth += count
             moved = first
             if first.parent is not None:
                 first.parent.children.remove(run)
                 first.parent.children.add(first)
         else:
-            first, rest = run, _Run(run, run.keys[count:], run.users)
+            first, rest = run, _Run(run, run.keys[count:], run.users, run.depth + count, run.directive)
             del run.keys[count:]
             moved = rest
             rest.children, run.children = run.children, set()
@@ -242,7 +311,7 @@ class BlockCache:
     def _join(self, run: _Run) -> None:
         """Make a run and the one above it one when nothing tells them apart."""
         above = run.parent
-        if above is None or len(above.children) != 1 or above.users != run.users:
+        if above is None or len(above.children) != 1 or above.users != run.users or above.directive != run.directive:
             return
         above.keys += run.keys
         self._runs.update(dict.fromkeys(run.keys, above))
@@ -257,15 +326,21 @@ class BlockCache:
             if not run.is_evictable or run.last_used != stamp:
                 heappop(self._evictable)
                 continue
-            gone = run.keys[: -short - 1 : -1]
-            del run.keys[-len(gone) :]
-            for key in gone:
-                del self._runs[key]
-            self._idle -= len(gone)
-            self._events.removed(gone)
-            if not run.keys and run.parent is not None:
-                run.parent.children.remove(run)
-                self._offer(run.parent)
+            self._evict(run, min(short, len(run.keys)))
+
+    def _evict(self, run: _Run, count: int) -> None:
+        """Its last ``count`` blocks go."""
+        if not count:
+            return
+        gone = run.keys[: -count - 1 : -1]
+        del run.keys[-count:]
+        for key in gone:
+            del self._runs[key]
+        self._idle -= count
+        self._events.removed(gone)
+        if not run.keys and run.parent is not None:
+            run.parent.children.remove(run)
+            self._offer(run.parent)
 
     def _offer(self, run: _Run) -> None:
         if run.is_evictable:

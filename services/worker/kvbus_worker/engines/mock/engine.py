@@ -8,14 +8,24 @@ from pathlib import Path
 
 import msgspec
 
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.request import MockOutput
-from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput, StepSink
+from kvbus_worker.engines.base import (
+    DirectiveRun,
+    EngineError,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    StepOutput,
+    StepSink,
+)
 from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits
 from kvbus_worker.engines.mock.script import FINISHES, ScriptError, ScriptFile, ScriptLine
 from kvbus_worker.engines.mock.speech import Speech, one_by_one, pieces_of, played, scripted
 from kvbus_worker.engines.mock.timing import TimingModel
 from kvbus_worker.engines.mock.vocabulary import Vocabulary, made_up_tokens
+from kvbus_worker.engines.said import Said
 
 KV_LAYOUT = "mock-v1"
 _MAX_SCRIPT_BYTES = 64 << 20
@@ -148,6 +158,17 @@ class MockEngine:
         depth = self.scheduler.cache.adopt(parent, keys, tokens)
         self._hand_over(StepOutput(blocks=self.scheduler.cache.take_events()))
         return depth
+
+    def directives(self, keys: Sequence[bytes]) -> list[Directive]:
+        return [self.scheduler.cache.directive(key) for key in keys]
+
+    async def touch(self, keys: Sequence[bytes], directives: Sequence[DirectiveRun]) -> int:
+        return self.scheduler.cache.touch(keys, Said(directives))
+
+    async def drop_blocks(self, keys: Sequence[bytes]) -> int:
+        dropped = self.scheduler.cache.drop(keys)
+        self._hand_over(StepOutput(blocks=self.scheduler.cache.take_events()))
+        return dropped
 
     def _require_export(self) -> None:
         if not self._info.block_bytes:

@@ -272,7 +272,7 @@ class MockScheduler:
         size = self.limits.block_size
         length = len(sequence.text)
         keys = sequence.reusable_keys
-        matched = self.cache.acquire(keys)
+        matched = self.cache.acquire(keys, sequence.said)
         if not self.cache.can_allocate(length // size + 1 - matched):
             self.cache.release(keys[:matched])
             return False
@@ -327,7 +327,7 @@ class MockScheduler:
         full = computed // self.limits.block_size
         if full > sequence.published:
             parent, keys, tokens = sequence.text.blocks(sequence.published, full)
-            self.cache.publish(parent, keys, tokens)
+            self.cache.publish(parent, keys, tokens, sequence.published, sequence.said)
             for key in keys:
                 self._prompts.computed(sequence, key)
             sequence.private -= len(keys)

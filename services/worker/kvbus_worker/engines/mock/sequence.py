@@ -10,6 +10,7 @@ from kvbus_worker.engines.base import EngineRequest
 from kvbus_worker.engines.mock.speech import Speech
 from kvbus_worker.engines.mock.text import Text
 from kvbus_worker.engines.ranking import rank
+from kvbus_worker.engines.said import Said
 
 
 class Sequence:
@@ -29,6 +30,7 @@ class Sequence:
         self, request: EngineRequest, speech: Speech, text: Text, arrival: int, block_size: int, now: float
     ) -> None:
         self.request = request
+        self.said = Said(request.directives)
         self.speech = speech
         self.rank = rank(request.priority, request.strict_priority, arrival, now)
         self.text = text

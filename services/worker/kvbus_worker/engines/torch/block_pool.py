@@ -14,16 +14,21 @@ ancestors are referenced, hence every cached block is reachable by evicting leav
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvbus_blocks.keys import ROOT
+from kvbus_blocks.retention import Directive
 from kvbus_worker.engines.base import BlockEvent, BlocksCleared, BlocksRemoved, BlocksStored
+from kvbus_worker.engines.merging import merged
+
+_DEFAULT = Directive()
 
 
 class _Block:
-    __slots__ = ("children", "key", "parent", "refs", "released")
+    __slots__ = ("children", "directive", "key", "parent", "refs", "released")
 
     def __init__(self) -> None:
+        self.directive = _DEFAULT
         self.key: bytes | None = None
         self.parent: int | None = None  # block number; None: the root
         self.children = 0  # keyed blocks right below this one
@@ -32,7 +37,7 @@ class _Block:
 
 
 class BlockPool:
-    """``contains`` may be asked from other threads; everything else belongs to one."""
+    """``contains`` and ``directive`` may be asked from other threads; everything else belongs to one."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -58,6 +63,11 @@ class BlockPool:
 
     def contains(self, key: bytes) -> bool:
         return key in self._by_key
+
+    def directive(self, key: bytes) -> Directive:
+        """What holds for a block; the default when it is not there. May be asked from other threads."""
+        number = self._by_key.get(key)
+        return _DEFAULT if number is None else self._blocks[number].directive
 
     def lookup(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest present beginning of the chain."""
@@ -87,6 +97,12 @@ class BlockPool:
                 self._cached -= 1
             block.refs += 1
 
+    def use(self, blocks: Sequence[int], said: Sequence[Directive | None]) -> None:
+        """A request, which says this of them, makes use of keyed blocks."""
+        for number, directive in zip(blocks, said, strict=True):
+            block = self._blocks[number]
+            block.directive = merged(block.directive, directive)
+
     def acquire_chain(self, key: bytes) -> list[int]:
         """Reference the keyed block and its ancestors, and return them root first. Raise KeyError when it is not there."""
         chain: list[int] = []
@@ -113,7 +129,7 @@ class BlockPool:
             after = number
         return taken
 
-    def register(self, number: int, key: bytes, parent: bytes, tokens: bytes) -> int:
+    def register(self, number: int, key: bytes, parent: bytes, tokens: bytes, said: Directive | None = None) -> int:
         """Give the caller's private block its key, and return the block to use from now on.
 
         When an equal block is there already, the caller's reference moves to it and its own block becomes free.
@@ -121,10 +137,12 @@ class BlockPool:
         present = self._by_key.get(key)
         if present is not None:
             self.acquire([present])
+            self.use([present], [said])
             self.release([number])
             return present
         block = self._blocks[number]
         block.key = key
+        block.directive = merged(None, said)
         if parent != ROOT:
             block.parent = self._by_key[parent]
             self._blocks[block.parent].children += 1
@@ -147,6 +165,20 @@ class BlockPool:
             self._cached += 1
             self._push_leaf(number)
 
+    def drop(self, keys: Collection[bytes]) -> int:
+        """Free these blocks, children first; those in use and those with others below them stay. How many were freed."""
+        wanted = {self._by_key[key] for key in keys if key in self._by_key}
+        leaves = [number for number in wanted if self._is_leaf(self._blocks[number])]
+        dropped = 0
+        while leaves:
+            number = leaves.pop()
+            parent = self._blocks[number].parent
+            self._remove(number)
+            dropped += 1
+            if parent is not None and parent in wanted and self._is_leaf(self._blocks[parent]):
+                leaves.append(parent)
+        return dropped
+
     def clear(self) -> None:
         """Forget everything, references included."""
         if self._by_key:
@@ -167,21 +199,25 @@ class BlockPool:
         return number
 
     def _evict(self) -> None:
-        key = None
-        while key is None:
+        while True:
             released, number = heapq.heappop(self._leaves)
             block = self._blocks[number]
             if self._is_leaf(block) and block.released == released:
-                key = block.key
-        del self._by_key[key]
-        self._events.removed(key)
-        parent = block.parent
+                self._remove(number)
+                return
+
+    def _remove(self, number: int) -> None:
+        """A leaf becomes free."""
+        block = self._blocks[number]
+        if block.key is not None:  # every leaf has one
+            del self._by_key[block.key]
+            self._events.removed(block.key)
         self._blocks[number] = _Block()
         self._cached -= 1
         self._free[number] = None
-        if parent is not None:
-            self._blocks[parent].children -= 1
-            self._push_leaf(parent)
+        if block.parent is not None:
+            self._blocks[block.parent].children -= 1
+            self._push_leaf(block.parent)
 
     @staticmethod
     def _is_leaf(block: _Block) -> bool:

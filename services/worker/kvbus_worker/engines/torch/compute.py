@@ -15,7 +15,8 @@ from kvbus_blocks.keys import ROOT
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob
 from kvbus_wire.packing import pack_tokens
-from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput
+from kvbus_worker.engines.base import DirectiveRun, EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput
+from kvbus_worker.engines.said import Said
 from kvbus_worker.engines.step_rates import StepRates
 from kvbus_worker.engines.torch import weights
 from kvbus_worker.engines.torch.attention import Segment
@@ -168,6 +169,18 @@ class Compute:
         finally:
             self.pool.release(held)
         return done, StepOutput(blocks=self.pool.take_events())
+
+    def touch(self, keys: Sequence[bytes], runs: Sequence[DirectiveRun]) -> int:
+        """How many leading blocks are there."""
+        found = self.pool.lookup(keys)
+        self.pool.acquire(found)
+        self.pool.use(found, Said(runs).of(0, len(found)))
+        self.pool.release(found)
+        return len(found)
+
+    def drop_blocks(self, keys: Sequence[bytes]) -> tuple[int, StepOutput]:
+        """How many are gone, and the events."""
+        return self.pool.drop(keys), StepOutput(blocks=self.pool.take_events())
 
     def _forward(self, chunks: Sequence[Chunk]) -> list[Drawn | None]:
         """One Drawn per chunk that samples, None for the others."""

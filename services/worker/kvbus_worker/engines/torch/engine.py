@@ -19,10 +19,19 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Ended, Usage
 from kvbus_wire.guidance import Guidance
-from kvbus_worker.engines.base import EngineError, EngineInfo, EngineLoad, EngineRequest, StepOutput, StepSink
+from kvbus_worker.engines.base import (
+    DirectiveRun,
+    EngineError,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    StepOutput,
+    StepSink,
+)
 from kvbus_worker.engines.torch import config as model_config
 from kvbus_worker.engines.torch.block_pool import BlockPool
 from kvbus_worker.engines.torch.checks import check_blocks, check_request
@@ -174,6 +183,24 @@ class TorchEngine:
 
         def run(compute: Compute) -> int:
             count, output = compute.import_blocks(parent, keys, tokens, sources)
+            self._emit(compute, output)
+            return count
+
+        return await self._ask(run)
+
+    def directives(self, keys: Sequence[bytes]) -> list[Directive]:
+        pool = self._pool
+        return [Directive() if pool is None else pool.directive(key) for key in keys]
+
+    async def touch(self, keys: Sequence[bytes], directives: Sequence[DirectiveRun]) -> int:
+        self._require_running()
+        return await self._ask(lambda compute: compute.touch(keys, directives))
+
+    async def drop_blocks(self, keys: Sequence[bytes]) -> int:
+        self._require_running()
+
+        def run(compute: Compute) -> int:
+            count, output = compute.drop_blocks(keys)
             self._emit(compute, output)
             return count
 

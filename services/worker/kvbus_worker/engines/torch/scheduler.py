@@ -124,7 +124,9 @@ class Scheduler:
             key = sequence.key(index)
             parent = sequence.keys[index - 1] if index else ROOT
             tokens = sequence.block_tokens(index)
-            sequence.table[index] = self._pool.register(sequence.table[index], key, parent, tokens)
+            sequence.table[index] = self._pool.register(
+                sequence.table[index], key, parent, tokens, sequence.said[index]
+            )
             sequence.registered += 1
             self._prompts.computed(sequence, key)
 
@@ -174,6 +176,7 @@ class Scheduler:
             # a preemption may have let go of some, but cached blocks are only evicted by allocations
             self._waiting.remove(sequence)
             self._pool.acquire(matched)
+            self._pool.use(matched, sequence.said.of(0, len(matched)))
             sequence.table = matched
             sequence.admit(len(matched) * self._limits.block_size, now_s)
             bisect.insort(self._running, sequence, key=_rank)

@@ -11,6 +11,7 @@ from kvbus_wire.frontend import Ended, Usage
 from kvbus_wire.packing import pack_tokens
 from kvbus_worker.engines.base import EngineRequest
 from kvbus_worker.engines.ranking import rank
+from kvbus_worker.engines.said import Said
 
 
 class State(Enum):
@@ -36,6 +37,7 @@ class TokenSequence:
     def __init__(self, request: EngineRequest, rule: StopRule, block_size: int, arrival: int, now_s: float) -> None:
         self.request = request
         self.id = request.request_id
+        self.said = Said(request.directives)
         self.block_size = block_size
         self.tokens = array("I", request.tokens)
         self.prompt_tokens = len(self.tokens) - request.resumed

@@ -1,0 +1,217 @@
+"""Blocks that kvbm has are copied into G1: those in G2 at once, those of lower tiers as they come up.
+
+    ask, wait for the first run -> copy it in                  -> copy the next one in   ...
+                                   ask, wait for the next run     ask, wait ...
+
+What waits is worth less than what recomputing takes: waiting ends then. Whatever fails here costs a recompute and a metric, never a
+request. A block is used only if its checksum holds after it was copied and the lease covered the whole copy.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from kvbus_blocks.keys import ROOT
+from kvbus_runtime.errors import RequestFailed
+from kvbus_transfer.arena import Arena, ArenaError, checksum
+from kvbus_wire.errors import ErrorCode
+from kvbus_wire.kvbm import PinBlocks, PinnedBlocks, ReleaseLease, Slot
+from kvbus_wire.packing import TOKEN_BYTES, pack_keys
+from kvbus_wire.worker import Done
+from kvbus_worker.adapters.kvbm_link import KvbmLink, Pool
+from kvbus_worker.adapters.metrics import WorkerMetrics
+from kvbus_worker.core.onboard_rates import OnboardRates
+from kvbus_worker.core.patience import Patience
+from kvbus_worker.engines.base import Engine, EngineError
+
+G2 = "g2"
+FAILURES = (RequestFailed, ArenaError, EngineError, IndexError)
+Spawn = Callable[..., asyncio.Task[Any]]
+
+
+class OnboardLimits(msgspec.Struct, frozen=True, kw_only=True):
+    batch_blocks: int
+    max_blocks: int
+
+
+class _Run(msgspec.Struct):
+    """Pinned blocks: ``keys[first : first + len(slots)]``. ``copied`` of them lie in G1; ``corrupt``: positions within the run."""
+
+    first: int
+    pinned: PinnedBlocks
+    source: str
+    lease_end: float
+    copied: int = 0
+    corrupt: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.pinned.slots)
+
+
+class _Ahead:
+    """A run that is asked for while the one before it is copied. What nobody takes is released."""
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+        self.abandoned = False
+        self.run: _Run | None = None
+        self.error: Exception | None = None
+
+    async def take(self) -> _Run | None:
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.run
+
+
+class Onboarding:
+    """Brings the blocks of one chain: ``keys`` from the root on, ``packed`` their tokens. Used once."""
+
+    def __init__(
+        self, engine: Engine, link: KvbmLink, pool: Pool, limits: OnboardLimits, rates: OnboardRates,
+        importing: set[bytes], keys: Sequence[bytes], packed: bytes, *, spawn: Spawn, metrics: WorkerMetrics,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._link = link
+        self._pool = pool
+        self._limits = limits
+        self._rates = rates
+        self._importing = importing
+        self._keys = keys
+        self._packed = packed
+        self._spawn = spawn
+        self._metrics = metrics
+        self._block_bytes = engine.info.block_bytes
+        self._block_size = engine.info.block_size
+        self._finished_at = 0.0
+        self.blocks = 0
+
+    async def bring(self, patience: Patience, lower_tier: str) -> None:
+        """``self.blocks`` says how many came, also when this ends with an error. ``lower_tier``: what is below G2 and worth asking,
+        empty: nothing."""
+        first = self._engine.cached_blocks(self._keys)
+        self._keys = self._keys[: first + self._limits.max_blocks]
+        self._finished_at = asyncio.get_running_loop().time()
+        run = await self._pin(first, 0.0, G2)
+        if run is None and lower_tier:
+            run = await self._pin(first, self._wait_s(first, patience), lower_tier)
+        while run is not None:
+            more = run.pinned.coming or (run.source == G2 and lower_tier)
+            ahead = self._ask_ahead(run.end, patience, lower_tier) if more and run.end < len(self._keys) else None
+            try:
+                await self._copy(run, patience)
+                complete = run.copied == len(run.pinned.slots)
+                run = await ahead.take() if ahead is not None and complete else None
+            finally:
+                if ahead is not None and (run is None or run is not ahead.run):
+                    self._abandon(ahead)
+
+    def _wait_s(self, first: int, patience: Patience) -> float:
+        return patience.wait_s((len(self._keys) - first) * self._block_size, asyncio.get_running_loop().time())
+
+    async def _pin(self, first: int, wait_s: float, source: str) -> _Run | None:
+        """None: nothing (more) is there, or came in time."""
+        asked = self._keys[first:]
+        if not asked or (source != G2 and wait_s <= 0):
+            return None
+        asked_at = asyncio.get_running_loop().time()
+        request = PinBlocks(
+            pool_id=self._pool.pool_id,
+            instance_id=self._link.instance_id,
+            keys=pack_keys(asked),
+            wait_s=wait_s,
+            parent=self._keys[first - 1] if first else ROOT,
+        )
+        pinned: PinnedBlocks = await self._link.ask(self._pool, request, PinnedBlocks, wait_s=wait_s)
+        if not pinned.lease_id:
+            return None
+        pinned = msgspec.structs.replace(pinned, slots=pinned.slots[: len(asked)])
+        # Counted from before the request: kvbm's lease began later, so it ends later than this.
+        return _Run(first, pinned, source, asked_at + pinned.lease_s)
+
+    def _ask_ahead(self, first: int, patience: Patience, lower_tier: str) -> _Ahead:
+        ahead = _Ahead()
+        pinning = self._pin(first, self._wait_s(first, patience), lower_tier)
+        self._spawn(self._pin_ahead(ahead, pinning), name="kvbm pin ahead")
+        return ahead
+
+    async def _pin_ahead(self, ahead: _Ahead, pinning: Coroutine[Any, Any, _Run | None]) -> None:
+        try:
+            ahead.run = await pinning
+        except FAILURES as error:
+            ahead.error = error
+        finally:
+            ahead.done.set()
+        if ahead.abandoned and ahead.run is not None:
+            await self._release(ahead.run)
+
+    def _abandon(self, ahead: _Ahead) -> None:
+        ahead.abandoned = True
+        if ahead.done.is_set() and ahead.run is not None:
+            self._spawn(self._release(ahead.run), name="kvbm release")
+
+    async def _copy(self, run: _Run, patience: Patience) -> None:
+        loop = asyncio.get_running_loop()
+        wanted = self._keys[run.first : run.end]
+        self._importing.update(wanted)
+        try:
+            await self._copy_in(run)
+        finally:
+            self._importing.difference_update(wanted)
+            self.blocks += run.copied
+            self._spawn(self._release(run), name="kvbm release")
+            self._metrics.kvbm_blocks.labels("onboard").inc(run.copied)
+            self._metrics.kvbm_bytes.labels("onboard").inc(run.copied * self._block_bytes)
+            self._account(run, loop.time(), patience)
+
+    def _account(self, run: _Run, now: float, patience: Patience) -> None:
+        """Of runs that overlap each has the time since the end of the one before."""
+        took_s, self._finished_at = now - self._finished_at, now
+        self._metrics.kvbm_seconds.labels("onboard").inc(took_s)
+        self._rates.observe(run.source, run.copied * self._block_size, took_s)
+        if run.source != G2:
+            patience.came(run.copied * self._block_size)
+
+    async def _copy_in(self, run: _Run) -> None:
+        size = self._block_size * TOKEN_BYTES
+        slots = run.pinned.slots
+        for start in range(0, len(slots), self._limits.batch_blocks):
+            part = slots[start : start + self._limits.batch_blocks]
+            data = await asyncio.to_thread(_copy_out, self._pool.arena, part, self._block_bytes)
+            if asyncio.get_running_loop().time() >= run.lease_end:
+                raise RequestFailed.of(ErrorCode.DEADLINE_EXCEEDED, "the lease ended during the copy")
+            if len(data) < len(part):
+                run.corrupt = (start + len(data),)
+                self._metrics.kvbm_failures.labels("onboard", "corrupt").inc()
+            first = run.first + start
+            end = first + len(data)
+            imported = 0
+            if data:
+                parent = self._keys[first - 1] if first else ROOT
+                tokens = [self._packed[i * size : (i + 1) * size] for i in range(first, end)]
+                views = [memoryview(block) for block in data]
+                imported = await self._engine.import_blocks(parent, self._keys[first:end], tokens, views)
+                run.copied += imported
+            if imported < len(part):
+                return
+
+    async def _release(self, run: _Run) -> None:
+        try:
+            await self._link.ask(self._pool, ReleaseLease(lease_id=run.pinned.lease_id, corrupt=run.corrupt), Done)
+        except RequestFailed as error:
+            # The lease ends by itself; only the report of a corrupt block is lost, and its next reader will make it again.
+            self._metrics.kvbm_failures.labels("release", str(error.code)).inc()
+
+
+def _copy_out(arena: Arena, slots: Sequence[Slot], block_bytes: int) -> list[bytes]:
+    """Private copies of the leading slots whose checksum holds. The copy is checked: the slot may change under the reader."""
+    copies: list[bytes] = []
+    for slot in slots:
+        copy = bytes(arena.view(slot.index)[:block_bytes])
+        if checksum(copy) != slot.checksum:
+            break
+        copies.append(copy)
+    return copies
