@@ -12,6 +12,7 @@ from kvbus_kvbm.adapters.metrics import PoolMetrics
 from kvbus_kvbm.adapters.tier_metrics import TierMetrics
 from kvbus_kvbm.adapters.tiers import Tiers
 from kvbus_kvbm.adapters.wakeups import Wakeups
+from kvbus_kvbm.core.errors import StorageRefused
 from kvbus_kvbm.core.pools import OpenPool, Pools
 from kvbus_kvbm.core.snapshots import Snapshots
 from kvbus_kvbm.handlers import blocks, control
@@ -22,6 +23,7 @@ from kvbus_kvbm.settings import KvbmSettings
 from kvbus_runtime.discovery import Change
 from kvbus_runtime.event_log import KvEventPublisher
 from kvbus_runtime.service import Service
+from kvbus_runtime.settings import BadSettings
 from kvbus_wire.packing import unpack_keys
 from kvbus_wire.records import InstanceRecord, KvbmRecord
 
@@ -151,6 +153,7 @@ class KvbmApp:
             g2_bytes=self._settings.g2_bytes,
             onboard_bytes_per_s=onboard_bytes_per_s,
             g3_bytes=sizes.get("g3", 0),
+            g4_store=self._settings.g4_url.rstrip("/"),
         )
 
     def _make_publisher(self, model: str, tier: str, block_size: int) -> Publisher:
@@ -202,8 +205,11 @@ class KvbmApp:
 
 
 async def start(service: Service, settings: KvbmSettings) -> KvbmApp:
-    app = KvbmApp(service, settings)
-    await app.start()
+    try:
+        app = KvbmApp(service, settings)
+        await app.start()
+    except StorageRefused as problem:
+        raise BadSettings(str(problem)) from problem
     return app
 
 

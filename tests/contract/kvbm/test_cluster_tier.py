@@ -14,7 +14,7 @@ from kvbus_kvbm.adapters.cluster.tier import ClusterTier
 from kvbus_kvbm.core.cluster_limits import ClusterLimits
 from kvbus_kvbm.core.cluster_objects import HEADER_BYTES, layout_tag, object_bytes, object_name
 from kvbus_kvbm.core.lower import BlockMeta
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 from kvbus_testkit.kvbm import key
 from kvbus_testkit.timing import eventually, scaled
 from kvbus_transfer import checksum

@@ -13,7 +13,7 @@ from kvbus_blocks.retention import Directive, EvictionOrder, PinCaps, apply, shi
 from kvbus_kvbm.core.cluster_log import Kept
 from kvbus_kvbm.core.cluster_objects import object_bytes
 from kvbus_kvbm.core.lower import BlockMeta
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 from kvbus_wire.kv_events import KvEvent, Removed, Stored
 from kvbus_wire.packing import pack_keys
 

@@ -1,6 +1,7 @@
 """Limits of the tier in the cluster's store, and what is still to be deleted there."""
 
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,6 +19,19 @@ class ClusterLimits(msgspec.Struct, frozen=True, kw_only=True):
     rest_s: float = 1.0
     failures: int = 3
     flush_s: float = 5.0
+
+
+def check_store_url(url: str) -> None:
+    """Raise ValueError, without saying what could be a password."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        if parts.netloc or not parts.path.strip("/"):
+            raise ValueError("a directory is file:///path, from the root on")
+    elif parts.scheme == "s3":
+        if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc or parts.query:
+            raise ValueError("a bucket is s3://bucket/prefix; credentials come from AWS_* variables")
+    else:
+        raise ValueError("neither file:///directory nor s3://bucket/prefix")
 
 
 class Removals:

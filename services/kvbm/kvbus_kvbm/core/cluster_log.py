@@ -8,7 +8,7 @@ import msgspec
 import xxhash
 
 from kvbus_blocks.retention import Directive
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 
 _MAGIC = b"KVBUSG4L"
 

@@ -14,7 +14,7 @@ import xxhash
 from kvbus_blocks.keys import KEY_BYTES, ROOT
 from kvbus_blocks.retention import KINDS, MAX_PRIORITY, Directive
 from kvbus_kvbm.core.lower import BlockMeta
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 
 VERSION = 1
 HEADER_BYTES = 256

@@ -18,7 +18,7 @@ from kvbus_kvbm.core.cluster_log import (
     owner_prefix,
 )
 from kvbus_kvbm.core.lower import TierCounters
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 
 _MAX_PART_BYTES = 1 << 30
 _MAX_PARTS = 256

@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from kvbus_blocks.keys import ROOT
 from kvbus_kvbm.adapters.cluster.state import ClusterState
 from kvbus_kvbm.adapters.cluster.store import StoreFailed
 from kvbus_kvbm.adapters.cluster.waiting import all_of, in_thread, settled
@@ -17,7 +16,7 @@ from kvbus_kvbm.core.cluster_objects import (
     object_name,
 )
 from kvbus_kvbm.core.lower import BlockMeta
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 
 
 class ClusterReads:
@@ -144,8 +143,7 @@ class ClusterReads:
                 if not block.writing:
                     used.append(block)
                 continue
-            is_known = meta.parent == ROOT or state.index.find(spec, meta.parent) is not None
-            if is_known and state.index.used_bytes + object_bytes(spec) <= state.index.capacity_bytes:
+            if state.index.used_bytes + object_bytes(spec) <= state.index.capacity_bytes:
                 local = state.find_local(meta)
                 adopted.append(state.index.insert(spec, local, state.clock(), created=False))
         state.index.use(used)

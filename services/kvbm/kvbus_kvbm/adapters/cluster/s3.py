@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class S3Bucket:
-    """A `ClusterStore`. ``deadline_s``: no request is tried for longer, whoever waits for it. Raise ValueError for an URL that is
-    none, ModuleNotFoundError without the extra ``s3``."""
+    """A `ClusterStore`. ``deadline_s``: no request is tried for longer, whoever waits for it. Raise ModuleNotFoundError
+    without the extra ``s3``."""
 
     def __init__(self, url: str, deadline_s: float) -> None:
         import obstore
@@ -30,8 +30,6 @@ class S3Bucket:
             exceptions.NotSupportedError,
         )
         parts = urlsplit(url)
-        if parts.scheme != "s3" or not parts.netloc or "@" in parts.netloc:
-            raise ValueError(f"{parts.scheme}://{parts.hostname} is no s3://bucket/prefix")
         self.place = f"s3://{parts.netloc}{parts.path}".rstrip("/")
         self._store = self._open(parts.netloc, parts.path.strip("/"), timedelta(seconds=deadline_s))
 

@@ -12,7 +12,7 @@ from kvbus_kvbm.core.cluster_limits import ClusterLimits, Removals
 from kvbus_kvbm.core.cluster_log import Kept
 from kvbus_kvbm.core.cluster_objects import layout_tag, object_name
 from kvbus_kvbm.core.lower import BlockMeta, Changed, TierCounters
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 
 _DELETE_AT_ONCE = 1000
 

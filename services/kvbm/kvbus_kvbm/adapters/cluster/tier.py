@@ -20,7 +20,7 @@ from kvbus_kvbm.core.cluster_limits import ClusterLimits
 from kvbus_kvbm.core.cluster_objects import layout_tag, object_name
 from kvbus_kvbm.core.errors import StorageRefused
 from kvbus_kvbm.core.lower import BlockMeta, Changed, TierCounters, TierUsage
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 
 _MAX_WAITING_WRITES = 8
 

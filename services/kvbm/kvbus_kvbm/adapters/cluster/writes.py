@@ -11,7 +11,7 @@ from kvbus_kvbm.adapters.cluster.waiting import in_thread, settled
 from kvbus_kvbm.core.cluster_index import ClusterBlock
 from kvbus_kvbm.core.cluster_objects import encode_header, layout_tag, object_bytes, object_name
 from kvbus_kvbm.core.lower import BlockMeta
-from kvbus_kvbm.core.pools import PoolSpec
+from kvbus_kvbm.core.spec import PoolSpec
 
 
 class ClusterWrites:
