@@ -1,7 +1,7 @@
 """The stores that G4 may lie in: each test runs with each of them."""
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,6 @@ from kvbus_kvbm.adapters.cluster.store import ClusterStore
 from kvbus_testkit.s3_server import BUCKET, S3Server
 
 OpenStore = Callable[[], ClusterStore]
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
 
 
 @pytest.fixture(params=["directory", "s3"])

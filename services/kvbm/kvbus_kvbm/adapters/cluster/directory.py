@@ -28,6 +28,7 @@ class DirectoryStore:
     def __init__(self, directory: Path, threads: int) -> None:
         self._directory = directory
         self._threads = IoThreads("g4", threads)
+        self._is_closed = False
         self._under_way = 0
         self._max_under_way = 64 * threads
 
@@ -61,9 +62,12 @@ class DirectoryStore:
         return await self._call(lambda: sorted(self._names(top)))
 
     async def close(self) -> None:
+        self._is_closed = True
         self._threads.stop()
 
     async def _call(self, call: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise StoreFailed(f"{self._directory}: closed")
         if self._under_way >= self._max_under_way:
             raise StoreFailed(f"{self._directory}: {self._under_way} calls hang")
         self._under_way += 1

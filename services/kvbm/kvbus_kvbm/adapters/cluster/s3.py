@@ -1,6 +1,7 @@
 """A bucket of S3, or of what speaks its protocol. Credentials, endpoint and region come from the usual ``AWS_*`` variables."""
 
 import os
+import re
 from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 T = TypeVar("T")
+
+_REFUSED = re.compile(r"status code: 40[134]\b")
 
 
 class S3Bucket:
@@ -95,4 +98,6 @@ class S3Bucket:
         except Exception as error:
             # What the library says goes on with its whole state, over many lines.
             text = (str(error).splitlines() or [type(error).__name__])[0]
-            raise StoreFailed(f"{self.place}: {text}", refused=isinstance(error, self._refusals)) from error
+            # Lists of objects have no errors of their own.
+            refused = isinstance(error, self._refusals) or _REFUSED.search(text) is not None
+            raise StoreFailed(f"{self.place}: {text}", refused=refused) from error
