@@ -15,7 +15,7 @@ from kvbus_kvbm.adapters.wakeups import Wakeups
 from kvbus_kvbm.core.errors import StorageRefused
 from kvbus_kvbm.core.pools import OpenPool, Pools
 from kvbus_kvbm.core.snapshots import Snapshots
-from kvbus_kvbm.handlers import blocks, control
+from kvbus_kvbm.handlers import blocks, control, kv
 from kvbus_kvbm.handlers.attach import Attaching
 from kvbus_kvbm.handlers.onboard import Onboarding
 from kvbus_kvbm.handlers.retention import Retention
@@ -109,6 +109,21 @@ class KvbmApp:
             self.snapshots,
             self.tiers,
             retention,
+            kv.KvRequests(
+                service.instance_id,
+                service.host_id,
+                settings.g4_url.rstrip("/"),
+                self.pools,
+                self._arenas,
+                self.tiers,
+                self.loads,
+                max_keys=settings.max_keys_per_request,
+                max_blocks=settings.tool_blocks,
+                verify_bytes=settings.tool_verify_bytes,
+                max_wait_s=settings.load_deadline_s,
+                changed=self._changed,
+                clock=self._clock,
+            ),
             stop=service.stop,
             changed=self._wakeups.changed,
             clock=self._clock,

@@ -63,6 +63,8 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     g3_read_threads: Annotated[int, Flag("reads from the disk at the same time")] = 4
     g3_max_waiting: Annotated[int, Flag("reads, and writes, that may be under way or wait")] = 256
     g3_pin_share: Annotated[float, Flag("part of the disk space that pinned blocks of one tenant may take")] = 0.25
+    tool_blocks: Annotated[int, Flag("blocks in one answer to kvbus kv")] = 1000
+    tool_verify_bytes: Annotated[int, Flag("read at once by kvbus kv verify", metavar="BYTES")] = 64 << 20
     g4_url: Annotated[
         str,
         Flag(
@@ -94,6 +96,8 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
             "max_leases_per_worker",
             "max_keys_per_request",
             "max_pending_requests",
+            "tool_blocks",
+            "tool_verify_bytes",
             "tier_queue_blocks",
             "tier_batch_bytes",
             "tier_retry_s",
