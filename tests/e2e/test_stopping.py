@@ -83,7 +83,14 @@ def test_a_taken_port_is_refused_before_anything_starts(start_system: StartSyste
 
 
 def test_a_service_that_cannot_start_is_reported(start_system: StartSystem) -> None:
-    system = start_system("--set", "indexer.log_level=nonsense", wait=False)
+    system = start_system("--set", "router.policy=nonsense", wait=False)
     assert system.wait() == 1
-    assert "indexer" in system.output
+    assert "router" in system.output
+    assert "nonsense" in system.output
+
+
+def test_a_setting_that_its_service_refuses_ends_the_start_with_status_2(start_system: StartSystem) -> None:
+    system = start_system("--set", "indexer.log_level=nonsense", wait=False)
+    assert system.wait() == 2
+    assert "kvbus indexer" in system.output
     assert "nonsense" in system.output

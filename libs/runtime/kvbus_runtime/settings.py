@@ -14,7 +14,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -192,6 +192,7 @@ def parse_settings(
     specs = specs_of(cls)
     environ = os.environ if env is None else env
     parser = _parser(specs, service, description, prog or f"kvbus {service}")
+    _refuse_unknown_options(parser.prog, sys.argv[1:] if argv is None else argv, specs.values())
     given = vars(parser.parse_args(argv))
     verb = given.pop("verb")
     try:
@@ -206,6 +207,20 @@ def parse_settings(
         sys.stdout.write(render(settings, service))
         raise SystemExit(0)
     return settings
+
+
+def _refuse_unknown_options(prog: str, argv: Sequence[str], specs: Iterable[Spec]) -> None:
+    """Before argparse looks: it takes the value behind a misspelt flag for a verb, and complains of that."""
+    known = {"--help", "--config"}
+    for spec in specs:
+        known.update((spec.option, *spec.flag.also))
+        if spec.type is bool:
+            known.update("--no-" + option.removeprefix("--") for option in (spec.option, *spec.flag.also))
+    for word in argv:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            _fail(prog, f"unknown option {option}" + (f" (did you mean {close[0]}?)" if close else ""))
 
 
 def _fail(prog: str, message: str) -> NoReturn:

@@ -56,6 +56,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     g3_bytes: Annotated[int, Flag("disk space for KV blocks, all models together", metavar="BYTES")] = 16 << 30
     g3_segment_bytes: Annotated[int, Flag("size of the files in which the space is taken")] = 256 << 20
     g3_keep_free_bytes: Annotated[int, Flag("what of the file system is left to others")] = 1 << 30
+    g3_start_s: Annotated[float, Flag("how long the start waits for the disk; G3 opens later then")] = 60.0
     g3_deadline_s: Annotated[float, Flag("how long the disk may take for an operation, besides its bytes")] = 2.0
     g3_min_bytes_per_s: Annotated[float, Flag("rate that the disk must reach within the deadline")] = 50e6
     g3_failures: Annotated[int, Flag("failures in a row after which the disk is left alone for a while")] = 3
@@ -139,6 +140,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
         for name in (
             "g3_bytes",
             "g3_segment_bytes",
+            "g3_start_s",
             "g3_deadline_s",
             "g3_min_bytes_per_s",
             "g3_failures",
@@ -193,6 +195,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
             capacity_bytes=self.g3_bytes,
             segment_bytes=self.g3_segment_bytes,
             keep_free_bytes=self.g3_keep_free_bytes,
+            start_s=self.g3_start_s,
             deadline_s=self.g3_deadline_s,
             min_bytes_per_s=self.g3_min_bytes_per_s,
             failures=self.g3_failures,

@@ -101,6 +101,7 @@ def test_variables_of_other_services_and_programs_are_ignored() -> None:
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--http", "1"], "--http"),
+        (["--http-prot", "1"], "unknown option --http-prot (did you mean --http-port?)"),
         (["serve"], "serve"),
     ],
 )

@@ -1,9 +1,13 @@
-"""Compiles the kernels with numba: ``python -m kvbus_blocks.flash.build`` writes one object file for this processor to its output.
+"""Compiles the kernels with numba: ``python -m kvbus_blocks.flash.build PARENT_PID`` writes one object file for this processor to
+its output, and ends when its parent does.
 
 In a process of its own, since numba costs a hundred megabytes and seconds that a service should not pay; what it makes needs
 neither numba nor numpy. A kernel is known by its own name in the object file; nothing in it refers to anything outside.
 """
 
+import ctypes
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +19,7 @@ from numba import types
 from kvbus_blocks.flash.compiled import ARGUMENTS, target_machine
 from kvbus_blocks.flash.kernels import changes, matching, sets
 
+_PR_SET_PDEATHSIG = 1
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "store": changes.store,
     "remove": changes.remove,
@@ -48,5 +53,15 @@ def object_code() -> bytes:
     return bytes(machine.emit_object(module))
 
 
+def _end_with(parent: int) -> None:
+    """Nobody waits for the code when the process that wants it has gone; compiling takes seconds."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # it went before the call
+        raise SystemExit(1)
+
+
 if __name__ == "__main__":
+    _end_with(int(sys.argv[1]))
     sys.stdout.buffer.write(object_code())

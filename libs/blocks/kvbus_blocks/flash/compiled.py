@@ -126,7 +126,7 @@ def _kept(file: Path) -> bytes | None:
 
 
 def _compile() -> bytes:
-    command = [sys.executable, "-m", "kvbus_blocks.flash.build"]
+    command = [sys.executable, "-m", "kvbus_blocks.flash.build", str(os.getpid())]
     try:
         done = subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as problem:

@@ -4,8 +4,10 @@ import argparse
 import asyncio
 import random
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
@@ -20,6 +22,9 @@ from kvbus_cli.up.state_dir import StateDirInUse, StateDirUnusable, locked
 from kvbus_cli.up.status import StatusFile
 from kvbus_cli.up.system import System
 from kvbus_runtime.nats_server import NatsServerNotFound
+
+_ENGINES = "kvbus.engines"
+"""Entry points of engines that others provide."""
 
 _EPILOG = f"""\
 A service that dies is reported with its last log lines. Nothing restarts itself: while another of its kind lives (the workers)
@@ -79,6 +84,26 @@ def _override(text: str) -> tuple[str, str, str]:
     return service, name, value
 
 
+def _port(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65_535:
+        raise argparse.ArgumentTypeError(f"{number} is no port (1 to 65535)")
+    return number
+
+
+def _engine(text: str) -> str:
+    known = ["torch", "mock", *(point.name for point in entry_points(group=_ENGINES))]
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"there is no engine {text!r}; there are {', '.join(known)}")
+    return text
+
+
+def _model_folder(text: str) -> str:
+    if text and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+    return text
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -93,17 +118,26 @@ def parser() -> argparse.ArgumentParser:
         description="Start the whole system on this machine: nats-server, frontend, router, indexer, workers, kvbm.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     up.add_argument("--http-host", default=defaults.http_host, help=f"address of the HTTP API ({defaults.http_host})")
     up.add_argument(
-        "--http-port", type=int, default=defaults.http_port, help=f"port of the HTTP API ({defaults.http_port})"
+        "--http-port", type=_port, default=defaults.http_port, help=f"port of the HTTP API ({defaults.http_port})"
     )
-    up.add_argument("--engine", default=defaults.engine, help=f"engine of the workers: torch, mock ({defaults.engine})")
+    up.add_argument(
+        "--engine",
+        type=_engine,
+        default=defaults.engine,
+        help=f"engine of the workers: torch, mock ({defaults.engine})",
+    )
     up.add_argument(
         "--workers", type=_positive, default=defaults.workers, help=f"how many workers ({defaults.workers})"
     )
     up.add_argument(
-        "--model", default="", help=f"folder of the model; default: {DEFAULT_MODEL}, prepared when it is missing"
+        "--model",
+        type=_model_folder,
+        default="",
+        help=f"folder of the model; default: {DEFAULT_MODEL}, prepared when it is missing",
     )
     up.add_argument("--served-model-name", default="", help="name of the model in the HTTP API")
     up.add_argument(
@@ -148,12 +182,16 @@ def main(argv: Sequence[str]) -> int:
     if not is_free(arguments.http_host, arguments.http_port):
         print(
             f"kvbus up: {arguments.http_host}:{arguments.http_port} cannot be listened on; give another --http-port "
-            f"(make up ARGS='--http-port {arguments.http_port + 1}')",
+            f"(make up ARGS='--http-port {_another_port(arguments.http_port)}')",
             file=sys.stderr,
         )
         return 2
     if arguments.json_status is not None and not arguments.json_status.absolute().parent.is_dir():
         print(f"kvbus up: there is no folder for --json-status {arguments.json_status}", file=sys.stderr)
+        return 2
+    refusal = refused_setting(options_of(arguments, arguments.model or "."), {service for service, *_ in arguments.set})
+    if refusal:
+        print(f"kvbus up: {refusal}", file=sys.stderr)
         return 2
     state_dir: Path = (arguments.state_dir or state_root() / f"up-{arguments.http_port}").absolute()
     try:
@@ -165,6 +203,20 @@ def main(argv: Sequence[str]) -> int:
     except ChildProcessError as error:
         print(f"kvbus up: the model could not be prepared: {error}", file=sys.stderr)
     return 1
+
+
+def _another_port(port: int) -> int:
+    return port + 1 if port < 65_535 else port - 1
+
+
+def refused_setting(options: UpOptions, services: Container[str]) -> str:
+    """What the first of ``services`` says against its settings, before anything starts; "" when they all take theirs."""
+    for spec in plan(options, nats_url="nats://127.0.0.1:4222", python=sys.executable, free_port=lambda: 0):
+        if spec.group in services:
+            check = subprocess.run([*spec.command, "check-config"], capture_output=True, text=True, check=False)
+            if check.returncode:
+                return (check.stderr.strip().splitlines() or [f"{spec.group} refuses its settings"])[-1]
+    return ""
 
 
 def options_of(arguments: argparse.Namespace, model: str) -> UpOptions:

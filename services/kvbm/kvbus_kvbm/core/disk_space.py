@@ -12,12 +12,14 @@ DISK_ALIGN_BYTES = 4096
 
 class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
     """``deadline_s`` and ``min_bytes_per_s``: an operation of n bytes may take ``deadline_s + n / min_bytes_per_s``.
-    ``rest_s``: how long a disk in trouble is left alone. ``keep_free_bytes``: what of the file system is never taken.
-    ``pin_share``: part of the capacity that one tenant's pinned blocks may take."""
+    ``start_s``: how long the start waits for the disk. ``rest_s``: how long a disk in trouble is left alone.
+    ``keep_free_bytes``: what of the file system is never taken. ``pin_share``: part of the capacity that one tenant's pinned
+    blocks may take."""
 
     capacity_bytes: int
     segment_bytes: int = 256 << 20
     keep_free_bytes: int = 1 << 30
+    start_s: float = 60.0
     deadline_s: float = 2.0
     min_bytes_per_s: float = 50e6
     failures: int = 3
