@@ -63,7 +63,7 @@ class Ledger:
 
     async def load(self) -> tuple[list[tuple[PoolSpec, Kept]], list[tuple[PoolSpec, Kept]]]:
         """All that earlier lives kept, and what of it may not have been written: what the last part says. Raise StoreFailed."""
-        names = await self._reaching.call("read", self._store.names(owner_prefix(self._owner) + "/"))
+        names = await self._reaching.call("read", lambda: self._store.names(owner_prefix(self._owner) + "/"))
         self._names = names
         found: dict[tuple[PoolSpec, bytes], Kept] = {}
         last: LogPart | None = None
@@ -85,7 +85,7 @@ class Ledger:
         return blocks, [(spec, kept) for spec, kept in unsure if found.get((spec, kept.key)) is kept]
 
     async def _part(self, name: str) -> LogPart | None:
-        data = await self._reaching.call("read", self._store.get(name, _MAX_PART_BYTES))
+        data = await self._reaching.call("read", lambda: self._store.get(name, _MAX_PART_BYTES))
         if data is None:
             return None
         try:
@@ -121,14 +121,14 @@ class Ledger:
         except BaseException:
             self._pending = {**taken, **self._pending}
             raise
-        await self._reaching.call("delete", self._store.delete(before))
+        await self._reaching.call("delete", lambda: self._store.delete(before))
         self._names = [name for name in self._names if name not in set(before)]
 
     async def _write(self, part: LogPart) -> None:
         data = await asyncio.to_thread(encode_log, part)
         self._number += 1
         name = log_name(self._owner, self._life, self._number)
-        await self._reaching.call("write", self._store.put(name, data))
+        await self._reaching.call("write", lambda: self._store.put(name, data))
         self._names.append(name)
         size = sum(len(records.kept) + len(records.gone) for records in part.records)
         self._records = size if part.whole else self._records + size

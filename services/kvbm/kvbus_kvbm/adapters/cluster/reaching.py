@@ -26,6 +26,7 @@ class Reaching:
             "write": limits.write_deadline_s,
             "delete": limits.write_deadline_s,
         }
+        self._turns = {use: asyncio.Semaphore(limits.parallel) for use in self._deadlines_s}
         self._breakers: dict[Use, Breaker] = {
             use: Breaker(failures=limits.failures, rest_s=limits.rest_s, trial_s=2 * deadline_s)
             for use, deadline_s in self._deadlines_s.items()
@@ -37,11 +38,19 @@ class Reaching:
     def is_closed(self, use: Use) -> bool:
         return self._breakers[use].is_closed
 
-    async def call(self, use: Use, call: Coroutine[Any, Any, T]) -> T:
-        """Raise StoreFailed, whatever has happened."""
+    async def call(self, use: Use, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Raise StoreFailed, whatever has happened. Some calls at a time; the deadline begins with the turn."""
+        breaker = self._breakers[use]
+        opened = breaker.opened
+        async with self._turns[use]:
+            if breaker.opened != opened:  # while we waited; not all that wait shall find out for themselves
+                raise StoreFailed("it is left alone")
+            return await self._call(use, call)
+
+    async def _call(self, use: Use, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
             async with asyncio.timeout(self._deadlines_s[use]):
-                result = await call
+                result = await call()
         except TimeoutError as error:
             raise self._failed(
                 use, StoreFailed(f"no answer within {self._deadlines_s[use]:g} s"), at_once=True

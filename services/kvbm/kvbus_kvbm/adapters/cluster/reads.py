@@ -76,7 +76,8 @@ class ClusterReads:
 
     async def is_there(self, spec: PoolSpec, key: bytes) -> bool:
         """Raise StoreFailed."""
-        size = await self._state.reaching.call("read", self._state.store.size(object_name(layout_tag(spec), key)))
+        name = object_name(layout_tag(spec), key)
+        size = await self._state.reaching.call("read", lambda: self._state.store.size(name))
         return size == object_bytes(spec)
 
     async def are_there(self, spec: PoolSpec, keys: Sequence[bytes]) -> list[bool]:
@@ -107,7 +108,8 @@ class ClusterReads:
         """None: not there, damaged, or nobody can say."""
         state, layout = self._state, layout_tag(spec)
         try:
-            data = await state.reaching.call("read", state.store.get(object_name(layout, key), object_bytes(spec)))
+            name = object_name(layout, key)
+            data = await state.reaching.call("read", lambda: state.store.get(name, object_bytes(spec)))
         except StoreFailed:
             return None
         if data is None:

@@ -1,6 +1,7 @@
 """What all parts of the tier in the cluster's store share: the index, the log, and what is to be deleted."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvbus_blocks.retention import shifted
@@ -89,7 +90,7 @@ class ClusterState:
         while self._removals:
             names = self._removals.due(_DELETE_AT_ONCE)
             try:
-                await self.reaching.call("delete", self.store.delete(names))
+                await self.reaching.call("delete", partial(self.store.delete, names))
             except StoreFailed:
                 given_up = self._removals.failed(names)
                 if given_up:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from kvbus_blocks.keys import ROOT
 from kvbus_blocks.retention import Directive
 from kvbus_kvbm.adapters.cluster.reads import ClusterReads
 from kvbus_kvbm.adapters.cluster.state import ClusterState
@@ -88,8 +87,9 @@ class ClusterTier:
             return
         upkeep.cancel()
         await settled([upkeep])
-        with suppress(StoreFailed):
-            await self._write_down()
+        if self._is_recovered:
+            with suppress(StoreFailed):
+                await self._write_down()
         await self._state.store.close()
 
     def blocks(self, spec: PoolSpec) -> Sequence[BlockMeta]:
@@ -126,7 +126,6 @@ class ClusterTier:
                 self._waiting_writes -= 1
         self.counters.stored += sum(done)
         self.counters.refused += len(done) - sum(done)
-        self.counters.written_bytes += sum(done) * spec.block_bytes
         self.counters.write_s += self._state.clock() - started_s
         return done
 
@@ -158,15 +157,17 @@ class ClusterTier:
                 state.doom(object_name(layout, block.key), block)
                 dropped += 1
         state.publish()
-        parents = {block.parent_key for block in index.shelf(spec).blocks.values()} - {ROOT} if others else set()
-        with suppress(StoreFailed):
+        waiting = index.shelf(spec).waiting
+        with suppress(StoreFailed, TimeoutError):
             if state.reaching.passes("read"):
-                asked = [key for key in others if key not in parents]
+                asked = [key for key in others if key not in waiting]
                 for key, is_there in zip(asked, await self._reads.are_there(spec, asked), strict=True):
                     if is_there and index.find(spec, key) is None:
                         state.doom(object_name(layout, key))
                         dropped += 1
-            await state.delete_doomed()
+            # Not beside a write, which may be writing what is being deleted.
+            async with asyncio.timeout(state.limits.write_deadline_s), self._writing:
+                await state.delete_doomed()
         self._wake_if_due()
         return dropped
 

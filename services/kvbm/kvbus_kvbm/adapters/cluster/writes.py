@@ -136,7 +136,8 @@ class ClusterWrites:
         whole = await in_thread(lambda: b"".join((encode_header(meta, layout, len(data)), data)))
         name = object_name(layout, block.key)
         state.spare(name)
-        await state.reaching.call("write", state.store.put(name, whole))
+        await state.reaching.call("write", lambda: state.store.put(name, whole))
+        state.counters.written_bytes += len(data)
 
     def _land(self, placed: dict[int, ClusterBlock], landed: set[int]) -> None:
         """In order: parents before their children. Of the others nobody knows how far they got."""
