@@ -205,6 +205,21 @@ async def test_whoever_is_killed_leaves_nothing_that_nobody_counts(open_store: C
     await killed.tier.close()
 
 
+async def test_the_log_stays_short_and_true_however_much_is_written(open_store: Callable[[], ClusterStore]) -> None:
+    async with host(open_store(), blocks=8, log_parts=4) as a:
+        for turn in range(20):
+            assert all(await a.write(names(f"t{turn}-", 4)))
+
+        async def is_short() -> bool:
+            return len(await a.store.names("v1/owners/")) <= 5
+
+        await until(is_short)
+        told = set(a.told)
+    async with host(open_store(), blocks=8) as a:
+        assert a.told == told
+        assert len(await a.store.names("v1/blocks/")) == 8
+
+
 async def test_each_part_of_the_log_may_be_lost_without_losing_the_others(
     open_store: Callable[[], ClusterStore],
 ) -> None:

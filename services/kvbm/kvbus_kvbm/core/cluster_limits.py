@@ -9,7 +9,7 @@ import msgspec
 class ClusterLimits(msgspec.Struct, frozen=True, kw_only=True):
     """``read_deadline_s``, ``write_deadline_s``: of one object. ``parallel``: objects moved at the same time. ``rest_s``: first
     rest of a store that has failed; ``failures``: so many in a row. ``flush_s``: how old a change of a lease may get before it is
-    written down. ``pin_share``: of the capacity, per tenant."""
+    written down. ``pin_share``: of the capacity, per tenant. ``log_parts``: objects of a log before it is written anew."""
 
     capacity_bytes: int
     pin_share: float = 0.25
@@ -19,6 +19,7 @@ class ClusterLimits(msgspec.Struct, frozen=True, kw_only=True):
     rest_s: float = 1.0
     failures: int = 3
     flush_s: float = 5.0
+    log_parts: int = 256
 
 
 def check_store_url(url: str) -> None:

@@ -21,7 +21,6 @@ from kvbus_kvbm.core.lower import TierCounters
 from kvbus_kvbm.core.spec import PoolSpec
 
 _MAX_PART_BYTES = 1 << 30
-_MAX_PARTS = 256
 
 
 class Ledger:
@@ -36,6 +35,7 @@ class Ledger:
         owner: str,
         life: int,
         unix_s: float,
+        max_parts: int,
         log: Any,
     ) -> None:
         self._store = store
@@ -44,6 +44,7 @@ class Ledger:
         self._owner = owner
         self._life = life
         self._unix_s = unix_s
+        self._max_parts = max_parts
         self._log = log
         self._number = 0
         self._names: list[str] = []
@@ -108,7 +109,7 @@ class Ledger:
 
     def is_due(self, blocks: int) -> bool:
         """Is the log much longer than what it says?"""
-        return len(self._names) > _MAX_PARTS or self._records > 2 * blocks + 4096
+        return len(self._names) > self._max_parts or self._records > 2 * blocks + 4096
 
     async def rewrite(self, blocks: Iterable[ClusterBlock]) -> None:
         """One part that says all, in place of those before. ``blocks``: also those that are still to be deleted.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvbus_kvbm.adapters.cluster.state import ClusterState
 from kvbus_kvbm.adapters.cluster.store import StoreFailed
 from kvbus_kvbm.adapters.cluster.waiting import all_of, in_thread, settled
+from kvbus_kvbm.adapters.disk.threads import copy
 from kvbus_kvbm.core.cluster_objects import (
     HEADER_BYTES,
     BadObject,
@@ -162,5 +163,5 @@ class ClusterReads:
 def _take(data: memoryview, key: bytes, layout: bytes, block_bytes: int, into: memoryview) -> BlockMeta:
     """Verify and copy. Raise BadObject."""
     meta = check_object(data, key, layout, block_bytes)
-    into[:block_bytes] = data[HEADER_BYTES:]
+    copy(into[:block_bytes], data[HEADER_BYTES:])
     return meta

@@ -41,7 +41,16 @@ class ClusterState:
         self.unix_s = unix_clock() - clock()
         self.reaching = Reaching(limits, counters, clock, log)
         life = int(unix_clock() * 1000)
-        self.ledger = Ledger(store, self.reaching, counters, owner=owner, life=life, unix_s=self.unix_s, log=log)
+        self.ledger = Ledger(
+            store,
+            self.reaching,
+            counters,
+            owner=owner,
+            life=life,
+            unix_s=self.unix_s,
+            max_parts=limits.log_parts,
+            log=log,
+        )
         self.index = ClusterIndex(limits.capacity_bytes, limits.pin_share)
         self._changed = changed
         self._removals = Removals()
