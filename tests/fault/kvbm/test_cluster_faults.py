@@ -13,9 +13,12 @@ from kvbus_kvbm.adapters.cluster.directory import DirectoryStore
 from kvbus_kvbm.adapters.cluster.s3 import S3Bucket
 from kvbus_kvbm.adapters.cluster.store import StoreFailed
 from kvbus_kvbm.core.errors import StorageRefused
-from kvbus_testkit.kvbm import key
+from kvbus_testkit.kvbm import STREAM_BYTES, by_hand, key
+from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.processes import ServiceProcess
 from kvbus_testkit.s3_server import BUCKET, S3Server
 from kvbus_testkit.timing import eventually
+from kvbus_wire.kv_tools import DescribedTiers, DescribeTiers
 from tests.contract.kvbm.cluster_kit import SPEC, Host, host, names
 
 
@@ -275,3 +278,46 @@ async def test_nothing_listens_where_s3_should_be(monkeypatch: pytest.MonkeyPatc
         assert await a.read(["x"]) == []
         assert await a.write(["x"]) == [False]
         assert not a.tier.usage().available
+
+
+async def test_kvbm_killed_while_it_writes_leaves_nothing_that_its_next_life_does_not_count(
+    nats_server: NatsServer, namespace: str, tmp_path: Path
+) -> None:
+    flags = {
+        "--nats": nats_server.url,
+        "--namespace": namespace,
+        "--instance-id": "k1",
+        "--host-id": "host-1",
+        "--arena-dir": str(tmp_path),
+        "--g2-bytes": str(256 * 1024),
+        "--lease-ttl-s": "2",
+        "--kv-stream-max-bytes": str(STREAM_BYTES),
+        "--g4-url": f"file://{tmp_path}/store",
+        "--g4-bytes": str(1 << 20),
+        "--g4-parallel": "2",
+        "--tier-gather-s": "0",
+    }
+    arguments = [word for pair in flags.items() for word in pair]
+    objects = tmp_path / "store" / "v1" / "blocks"
+
+    def count() -> int:
+        return sum(file.is_file() and not file.name.startswith(".") for file in objects.rglob("*"))
+
+    with ServiceProcess("kvbus_kvbm", arguments) as kvbm:
+        kvbm.wait_ready()
+        async with by_hand(nats_server.url, namespace, "worker-a", "k1") as worker:
+            await worker.attach()
+            for chain in range(6):
+                await worker.offload(names(f"{chain}-", 30))
+            await eventually(lambda: count() > 0, what="the first objects")
+            kvbm.kill()
+    left = count()
+    assert left > 0
+    with ServiceProcess("kvbus_kvbm", arguments) as kvbm:
+        kvbm.wait_ready()
+        async with by_hand(nats_server.url, namespace, "worker-b", "k1") as worker:
+            bus = worker.service.bus
+            told: DescribedTiers = await bus.request(
+                bus.subjects.control("k1"), DescribeTiers(), DescribedTiers, timeout_s=10
+            )
+            assert {tier.tier: tier.blocks for tier in told.tiers} == {"g2": 0, "g4": left}
