@@ -1,6 +1,6 @@
 # One image for every service; the command selects which: docker run kvbus frontend --nats nats://host:4222
 #   --build-arg TORCH=               no torch: everything but workers with the torch engine (a tenth of the size)
-#   --build-arg EXTRAS=index,models,nkeys  extras of the distribution
+#   --build-arg EXTRAS=index,models,nkeys,s3  extras of the distribution
 ARG PYTHON_IMAGE=python:3.11-slim
 
 FROM ${PYTHON_IMAGE} AS build
@@ -10,7 +10,7 @@ RUN python3 -m venv /opt/kvbus
 ARG TORCH=torch==2.13.0
 RUN [ -z "$TORCH" ] || /opt/kvbus/bin/pip install $TORCH
 WORKDIR /src
-ARG EXTRAS=index,models,nkeys
+ARG EXTRAS=index,models,nkeys,s3
 COPY pyproject.toml README.md LICENSE ./
 COPY deploy/docker/requirements.py deploy/docker/requirements.py
 RUN python3 deploy/docker/requirements.py "$EXTRAS${TORCH:+,torch}" >/tmp/requirements.txt \
@@ -20,9 +20,9 @@ COPY services services
 RUN /opt/kvbus/bin/pip install --no-deps --no-build-isolation .
 
 FROM ${PYTHON_IMAGE}
-ARG EXTRAS=index,models,nkeys
+ARG EXTRAS=index,models,nkeys,s3
 RUN useradd --uid 10001 --create-home --home-dir /home/kvbus kvbus \
-    && install -d -o kvbus -g kvbus /models /var/lib/kvbus /run/kvbus
+    && install -d -o kvbus -g kvbus /models /var/lib/kvbus /var/lib/kvbus/g3 /var/lib/kvbus/g4 /run/kvbus
 COPY --from=build /opt/kvbus /opt/kvbus
 ENV PATH=/opt/kvbus/bin:$PATH \
     PYTHONUNBUFFERED=1 \

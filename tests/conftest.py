@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from kvbus_runtime.service import kvbus_version
 from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.s3_server import S3Server
 
 # How long one example takes says how busy the machine is, no more.
 settings.register_profile("kvbus", deadline=None)
@@ -35,6 +36,13 @@ def logs_of_one_test() -> Iterator[None]:
 def nats_server() -> Iterator[NatsServer]:
     """A running nats-server shared by all tests; a test that disturbs its server starts its own."""
     with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A running S3 server shared by all tests; it comes with the first that asks for it."""
+    with S3Server() as server:
         yield server
 
 

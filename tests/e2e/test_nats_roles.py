@@ -69,6 +69,9 @@ def test_every_role_has_what_it_needs_and_nothing_is_refused(
     assert {line["tier"] for line in held} == {"g1", "g2"}
     assert ask("index", "top")["models"][0]["found"] > 0
     assert ask("index", "digest")["equal"]
+    assert [tier["tier"] for tier in ask("kv", "ls")["kvbms"][0]["tiers"]] == ["g2"]
+    standing = ask("kv", "inspect", "--messages", str(body), "--url", system.url)["standing"]
+    assert [(line["tier"], line["leading"] > 0) for line in standing] == [("g2", True)]
     findings = ask("doctor")["findings"]
     assert {finding["level"] for finding in findings} == {"ok"}, findings
     limits = run_kvbus("router", "limits", "--nats", server.url, *operator, "--cordon", "worker-9")

@@ -12,9 +12,10 @@ from kvbus_kvbm.adapters.metrics import PoolMetrics
 from kvbus_kvbm.adapters.tier_metrics import TierMetrics
 from kvbus_kvbm.adapters.tiers import Tiers
 from kvbus_kvbm.adapters.wakeups import Wakeups
+from kvbus_kvbm.core.errors import StorageRefused
 from kvbus_kvbm.core.pools import OpenPool, Pools
 from kvbus_kvbm.core.snapshots import Snapshots
-from kvbus_kvbm.handlers import blocks, control
+from kvbus_kvbm.handlers import blocks, control, kv
 from kvbus_kvbm.handlers.attach import Attaching
 from kvbus_kvbm.handlers.onboard import Onboarding
 from kvbus_kvbm.handlers.retention import Retention
@@ -22,6 +23,7 @@ from kvbus_kvbm.settings import KvbmSettings
 from kvbus_runtime.discovery import Change
 from kvbus_runtime.event_log import KvEventPublisher
 from kvbus_runtime.service import Service
+from kvbus_runtime.settings import BadSettings
 from kvbus_wire.packing import unpack_keys
 from kvbus_wire.records import InstanceRecord, KvbmRecord
 
@@ -107,6 +109,21 @@ class KvbmApp:
             self.snapshots,
             self.tiers,
             retention,
+            kv.KvRequests(
+                service.instance_id,
+                service.host_id,
+                settings.g4_url.rstrip("/"),
+                self.pools,
+                self._arenas,
+                self.tiers,
+                self.loads,
+                max_keys=settings.max_keys_per_request,
+                max_blocks=settings.tool_blocks,
+                verify_bytes=settings.tool_verify_bytes,
+                max_wait_s=settings.load_deadline_s,
+                changed=self._changed,
+                clock=self._clock,
+            ),
             stop=service.stop,
             changed=self._wakeups.changed,
             clock=self._clock,
@@ -151,6 +168,7 @@ class KvbmApp:
             g2_bytes=self._settings.g2_bytes,
             onboard_bytes_per_s=onboard_bytes_per_s,
             g3_bytes=sizes.get("g3", 0),
+            g4_store=self._settings.g4_url.rstrip("/"),
         )
 
     def _make_publisher(self, model: str, tier: str, block_size: int) -> Publisher:
@@ -202,8 +220,11 @@ class KvbmApp:
 
 
 async def start(service: Service, settings: KvbmSettings) -> KvbmApp:
-    app = KvbmApp(service, settings)
-    await app.start()
+    try:
+        app = KvbmApp(service, settings)
+        await app.start()
+    except StorageRefused as problem:
+        raise BadSettings(str(problem)) from problem
     return app
 
 

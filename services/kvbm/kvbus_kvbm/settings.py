@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from kvbus_kvbm.core.cluster_limits import ClusterLimits, check_store_url
 from kvbus_kvbm.core.disk_space import DiskLimits
 from kvbus_kvbm.core.pool import PoolLimits
 from kvbus_kvbm.core.pools import Budget
@@ -55,6 +56,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     g3_bytes: Annotated[int, Flag("disk space for KV blocks, all models together", metavar="BYTES")] = 16 << 30
     g3_segment_bytes: Annotated[int, Flag("size of the files in which the space is taken")] = 256 << 20
     g3_keep_free_bytes: Annotated[int, Flag("what of the file system is left to others")] = 1 << 30
+    g3_start_s: Annotated[float, Flag("how long the start waits for the disk; G3 opens later then")] = 60.0
     g3_deadline_s: Annotated[float, Flag("how long the disk may take for an operation, besides its bytes")] = 2.0
     g3_min_bytes_per_s: Annotated[float, Flag("rate that the disk must reach within the deadline")] = 50e6
     g3_failures: Annotated[int, Flag("failures in a row after which the disk is left alone for a while")] = 3
@@ -62,10 +64,30 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     g3_read_threads: Annotated[int, Flag("reads from the disk at the same time")] = 4
     g3_max_waiting: Annotated[int, Flag("reads, and writes, that may be under way or wait")] = 256
     g3_pin_share: Annotated[float, Flag("part of the disk space that pinned blocks of one tenant may take")] = 0.25
+    tool_blocks: Annotated[int, Flag("blocks in one answer to kvbus kv")] = 1000
+    tool_verify_bytes: Annotated[int, Flag("read at once by kvbus kv verify", metavar="BYTES")] = 64 << 20
+    g4_url: Annotated[
+        str,
+        Flag(
+            "store of the cluster for KV blocks, file:///directory or s3://bucket/prefix (none: no G4)", metavar="URL"
+        ),
+    ] = ""
+    g4_bytes: Annotated[int, Flag("what this kvbm may take there, all models together", metavar="BYTES")] = 64 << 30
+    g4_owner: Annotated[
+        str, Flag("name of this kvbm in the store, the same after a restart and no other's (none: the host id)")
+    ] = ""
+    g4_read_deadline_s: Annotated[float, Flag("how long the store may take to give a block")] = 2.0
+    g4_write_deadline_s: Annotated[float, Flag("how long the store may take to keep a block")] = 10.0
+    g4_parallel: Annotated[int, Flag("blocks on their way from the store, and to it, at the same time")] = 16
+    g4_failures: Annotated[int, Flag("failures in a row after which the store is left alone for a while")] = 3
+    g4_rest_s: Annotated[float, Flag("how long a store in trouble is left alone at first")] = 5.0
+    g4_flush_s: Annotated[float, Flag("how old a renewed lease may get before the store hears of it")] = 5.0
+    g4_pin_share: Annotated[float, Flag("part of g4_bytes that pinned blocks of one tenant may take")] = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_g3()
+        self._check_g4()
         for name in (
             "g2_bytes",
             "min_pool_slots",
@@ -75,6 +97,8 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
             "max_leases_per_worker",
             "max_keys_per_request",
             "max_pending_requests",
+            "tool_blocks",
+            "tool_verify_bytes",
             "tier_queue_blocks",
             "tier_batch_bytes",
             "tier_retry_s",
@@ -116,6 +140,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
         for name in (
             "g3_bytes",
             "g3_segment_bytes",
+            "g3_start_s",
             "g3_deadline_s",
             "g3_min_bytes_per_s",
             "g3_failures",
@@ -130,12 +155,47 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
         if not 0 <= self.g3_pin_share <= 1:
             raise ValueError("g3_pin_share must be between 0 and 1")
 
+    def _check_g4(self) -> None:
+        names = (
+            "g4_bytes",
+            "g4_read_deadline_s",
+            "g4_write_deadline_s",
+            "g4_parallel",
+            "g4_failures",
+            "g4_rest_s",
+            "g4_flush_s",
+        )
+        for name in names:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
+        if not 0 <= self.g4_pin_share <= 1:
+            raise ValueError("g4_pin_share must be from 0 to 1")
+        if self.g4_url:
+            try:
+                check_store_url(self.g4_url)
+            except ValueError as problem:
+                raise ValueError(f"g4_url: {problem}") from problem
+
+    @property
+    def cluster_limits(self) -> ClusterLimits:
+        return ClusterLimits(
+            capacity_bytes=self.g4_bytes,
+            pin_share=self.g4_pin_share,
+            read_deadline_s=self.g4_read_deadline_s,
+            write_deadline_s=self.g4_write_deadline_s,
+            parallel=self.g4_parallel,
+            rest_s=self.g4_rest_s,
+            failures=self.g4_failures,
+            flush_s=self.g4_flush_s,
+        )
+
     @property
     def disk_limits(self) -> DiskLimits:
         return DiskLimits(
             capacity_bytes=self.g3_bytes,
             segment_bytes=self.g3_segment_bytes,
             keep_free_bytes=self.g3_keep_free_bytes,
+            start_s=self.g3_start_s,
             deadline_s=self.g3_deadline_s,
             min_bytes_per_s=self.g3_min_bytes_per_s,
             failures=self.g3_failures,

@@ -16,6 +16,7 @@ from kvbus_blocks.retention import Directive
 from kvbus_kvbm.adapters.disk import journal
 from kvbus_kvbm.adapters.disk.tier import DiskTier
 from kvbus_kvbm.core.disk_records import RECORD_BYTES, Kept, decode_all
+from kvbus_testkit.timing import eventually
 from tests.integration.kvbm.disk_kit import (
     BLOCK_BYTES,
     LIMITS,
@@ -25,6 +26,7 @@ from tests.integration.kvbm.disk_kit import (
     Crash,
     Heard,
     Opened,
+    check_slots,
     get,
     key,
     name_of,
@@ -116,7 +118,7 @@ async def test_killed_at_any_write_nothing_confirmed_is_lost_and_nothing_else_is
         assert await read_all(again) == recovered, fail_at
         assert again.counters.corrupt == 0
         assert set().union(*announced.blocks.values()) == {b for b in recovered if b in announced_all(announced)}
-        again.check_integrity()
+        check_slots(again)
         assert await put(again, "z1", "z2") == [True, True]
         await again.close()
     else:
@@ -142,7 +144,7 @@ async def test_a_call_that_fails_costs_its_own_blocks_and_the_disk_says_what_mem
         await story.run(tier)
         if calls.changes < fail_at:
             break
-        tier.check_integrity()
+        check_slots(tier)
         present = all_in(tier)
         assert set().union(*heard.blocks.values()) == present, fail_at
         assert await read_all(tier) == present
@@ -153,7 +155,7 @@ async def test_a_call_that_fails_costs_its_own_blocks_and_the_disk_says_what_mem
         again, _ = await opened.open(directory)
         assert all_in(again) == present, fail_at
         assert await read_all(again) == present
-        again.check_integrity()
+        check_slots(again)
         await again.close()
     else:
         raise AssertionError("the story never ended")
@@ -221,16 +223,16 @@ async def test_a_flipped_bit_in_the_journal_costs_one_record(tmp_path: Path, ope
     for at in range(0, len(content), 23):
         damaged = bytearray(content)
         damaged[at] ^= 1 << at % 8
-        write_file(path, damaged)
+        write_file(path, bytes(damaged))
         tier, heard = await opened.open(tmp_path)
-        assert all_in(tier) == expected(damaged)
+        assert all_in(tier) == expected(bytes(damaged))
         assert len(all_in(tier) ^ everything) <= 1
         assert await read_all(tier) == all_in(tier)
         told = heard.blocks.get(SPEC, set())
         # Only what hangs on the lost one is not told of, until it is back.
         assert await put(tier, "a1", "a2", "a3") == [True] * 3
         assert told | {"a1", "a2", "a3"} == heard.blocks[SPEC]
-        tier.check_integrity()
+        check_slots(tier)
         await tier.close()
 
 
@@ -244,7 +246,7 @@ async def test_a_segment_that_was_cut_loses_what_lay_behind_the_cut(tmp_path: Pa
     assert await read_all(again) == {"a0", "a1", "a2"}
     assert await put(again, *[f"a{i}" for i in range(8)]) == [True] * 8
     assert await get(again, *[f"a{i}" for i in range(8)]) == [f"a{i}" for i in range(8)]
-    again.check_integrity()
+    check_slots(again)
 
 
 async def test_a_segment_that_is_gone_costs_its_blocks_only(tmp_path: Path, opened: Opened) -> None:
@@ -255,7 +257,7 @@ async def test_a_segment_that_is_gone_costs_its_blocks_only(tmp_path: Path, open
     again, _ = await opened.open(tmp_path)
     assert await get(again, *[f"a{i}" for i in range(12)]) == [f"a{i}" for i in range(8)]
     assert all(await put(again, *[f"a{i}" for i in range(12)]))
-    again.check_integrity()
+    check_slots(again)
 
 
 async def test_either_copy_of_what_a_shelf_is_for_is_enough(tmp_path: Path, opened: Opened) -> None:
@@ -284,7 +286,7 @@ async def test_a_full_disk_stops_growth_and_nothing_else(tmp_path: Path, opened:
     assert await put(tier, "b0", "b1") == [True, True]
     assert await get(tier, "a0", "b0") == ["a0"]
     assert await get(tier, "b0", "b1") == ["b0", "b1"]
-    tier.check_integrity()
+    check_slots(tier)
 
 
 async def test_a_disk_without_room_for_the_journal_is_bypassed_but_read(tmp_path: Path, opened: Opened) -> None:
@@ -328,7 +330,7 @@ async def test_a_disk_that_hangs_in_writing_is_bypassed_within_the_deadline_and_
         now[0] += 1000
     assert "d" in heard.blocks[SPEC]
     assert tier.usage().available
-    tier.check_integrity()
+    check_slots(tier)
 
 
 async def test_a_disk_that_hangs_in_reading_is_bypassed_within_the_deadline_and_comes_back(
@@ -353,7 +355,7 @@ async def test_a_disk_that_hangs_in_reading_is_bypassed_within_the_deadline_and_
     assert await get(tier, "a", "b") == ["a", "b"]
     assert into[0] == bytes(BLOCK_BYTES), "it was written after the answer"
     assert tier.usage().available
-    tier.check_integrity()
+    check_slots(tier)
 
 
 async def test_a_bad_place_on_the_disk_costs_its_block_only(tmp_path: Path, opened: Opened) -> None:
@@ -399,6 +401,28 @@ async def test_an_error_nobody_thought_of_is_a_failure_of_the_disk(tmp_path: Pat
     assert tier.counters.failures == 1
 
 
+async def test_a_disk_that_hangs_at_the_start_delays_nobody_and_opens_later(tmp_path: Path, opened: Opened) -> None:
+    tier, _ = await opened.open(tmp_path)
+    await put(tier, "a")
+    await tier.close()
+    calls = Calls()
+    calls.hang = {"read"}
+    again, heard = await opened.open(tmp_path, msgspec.structs.replace(LIMITS, start_s=0.05), calls=calls)
+    assert not again.usage().available
+    assert await get(again, "a") == []
+    calls.release()
+    await eventually(lambda: heard.blocks)
+    assert await get(again, "a") == ["a"]
+
+
+async def test_a_start_that_hangs_can_be_given_up(tmp_path: Path, opened: Opened) -> None:
+    calls = Calls()
+    calls.hang = {"make_directory"}
+    tier, heard = await opened.open(tmp_path / "g3", msgspec.structs.replace(LIMITS, start_s=0.05), calls=calls)
+    await tier.close()
+    assert heard.events == []
+
+
 async def test_closing_ends_although_the_disk_hangs(tmp_path: Path, opened: Opened) -> None:
     calls = Calls()
     limits = msgspec.structs.replace(LIMITS, deadline_s=0.05)
@@ -440,7 +464,7 @@ async def test_a_real_kill_9_in_the_middle_of_writing_keeps_what_was_confirmed(t
         # The last turns fit into the tier for certain, but for what the next write had evicted.
         assert set(confirmed[-2]) <= recovered
         assert tier.counters.corrupt == 0
-        tier.check_integrity()
+        check_slots(tier)
         await tier.close()
 
 

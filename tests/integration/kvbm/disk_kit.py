@@ -76,6 +76,14 @@ def names_in(tier: DiskTier, spec: PoolSpec = SPEC) -> list[str]:
     return [name_of(meta.key) for meta in tier.blocks(spec)]
 
 
+def check_slots(tier: DiskTier) -> None:
+    """While nothing is under way: no slot is lost."""
+    tier.check_integrity()
+    for shelf in tier._shelves:
+        slots = sum(segment.slots for segment in shelf.segments.values())
+        assert shelf.free_slots + len(shelf) == slots
+
+
 class Heard:
     """What a tier told of its changes; the blocks that follow from it."""
 
@@ -109,7 +117,7 @@ class Log:
     def info(self, event: str, **fields: Any) -> None:
         self.lines.append((event, fields))
 
-    warning = info
+    warning = error = info
 
 
 class Crash(BaseException):

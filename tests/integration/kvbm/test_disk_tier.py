@@ -1,7 +1,7 @@
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from tests.integration.kvbm.disk_kit import (
     SPEC,
     Calls,
     Opened,
+    check_slots,
     data_of,
     get,
     key,
@@ -55,7 +56,7 @@ async def test_what_was_written_is_read_back_and_told(tmp_path: Path, opened: Op
     assert (counters.written_bytes, counters.read_bytes) == (3 * BLOCK_BYTES, 5 * BLOCK_BYTES)
     usage = tier.usage()
     assert (usage.blocks, usage.used_bytes, usage.available) == (3, 3 * BLOCK_BYTES, True)
-    tier.check_integrity()
+    check_slots(tier)
 
 
 async def test_a_block_whose_size_is_no_multiple_of_a_sector_is_kept_too(tmp_path: Path, opened: Opened) -> None:
@@ -79,7 +80,7 @@ async def test_a_restart_has_all_blocks_with_their_directives_and_announces_them
     assert again.blocks(SPEC)[2].directive == Directive()
     assert await get(again, "a", "b", "c") == ["a", "b", "c"]
     assert await get(again, "x", "y", spec=OTHER) == ["x", "y"]
-    again.check_integrity()
+    check_slots(again)
 
 
 async def test_after_a_restart_new_blocks_do_not_overwrite_kept_ones(tmp_path: Path, opened: Opened) -> None:
@@ -151,7 +152,7 @@ async def test_a_full_tier_evicts_leaves_and_can_be_read(tmp_path: Path, opened:
     assert heard.blocks[SPEC] == {*letters(12), *letters(4, "b")}
     assert await get(tier, *letters(16)) == letters(12)
     assert tier.counters.evictions == {"normal": 4}
-    tier.check_integrity()
+    check_slots(tier)
     await opened.kill(tier)
     again, _ = await opened.open(tmp_path)
     assert sorted(names_in(again)) == sorted(letters(12) + letters(4, "b"))
@@ -162,7 +163,7 @@ async def test_a_batch_larger_than_the_tier_is_kept_as_far_as_it_fits(tmp_path: 
     tier, _ = await opened.open(tmp_path)
     assert await put(tier, *letters(20)) == [True] * 16 + [False] * 4
     assert await get(tier, *letters(20)) == letters(16)
-    tier.check_integrity()
+    check_slots(tier)
 
 
 async def test_nothing_is_kept_below_what_is_not_there(tmp_path: Path, opened: Opened) -> None:
@@ -183,7 +184,7 @@ async def test_data_that_is_not_what_its_checksum_says_is_not_kept(tmp_path: Pat
     assert await tier.write(SPEC, metas(["a", "b"]), data) == [True, False]
     assert tier.counters.corrupt == 1
     assert names_in(tier) == ["a"]
-    tier.check_integrity()
+    check_slots(tier)
 
 
 @pytest.mark.parametrize("bit", [0, 8 * 4096 + 3, 8 * BLOCK_BYTES - 1])
@@ -194,7 +195,7 @@ async def test_a_flipped_bit_is_found_on_reading_and_costs_that_block(tmp_path: 
     assert await get(tier, "a", "b", "c") == ["a"]
     assert heard.blocks[SPEC] == {"a"}
     assert tier.counters.corrupt == 1
-    tier.check_integrity()
+    check_slots(tier)
     # What hung on it can be read by who has its prefix, and is told of again when that is back.
     assert await get(tier, "c") == ["c"]
     assert await put(tier, "b", below="a") == [True]
@@ -245,14 +246,14 @@ async def test_a_model_nobody_uses_gives_way_and_one_in_use_keeps_its_share(tmp_
     await put(tier, *letters(8, "b"), spec=OTHER)
     assert len(heard.blocks[OTHER]) == 5
     assert len(heard.blocks[SPEC]) == 8
-    tier.check_integrity()
+    check_slots(tier)
     await tier.close()
     # Unused since the start: it gives all.
     again, heard = await opened.open(tmp_path)
     await put(again, *letters(8, "c"))
     assert heard.blocks[OTHER] == set()
     assert heard.blocks[SPEC] == {*letters(8), *letters(8, "c")}
-    again.check_integrity()
+    check_slots(again)
 
 
 async def test_a_smaller_capacity_after_a_restart_is_kept_to(tmp_path: Path, opened: Opened) -> None:
@@ -262,7 +263,7 @@ async def test_a_smaller_capacity_after_a_restart_is_kept_to(tmp_path: Path, ope
     again, _ = await opened.open(tmp_path, msgspec.structs.replace(LIMITS, capacity_bytes=8 * BLOCK_BYTES))
     assert len(segments_in(tmp_path)) == 1
     assert await get(again, *letters(16)) in (letters(8), [])
-    again.check_integrity()
+    check_slots(again)
 
 
 async def test_the_journal_stays_short_under_churn(tmp_path: Path, opened: Opened) -> None:
@@ -273,7 +274,7 @@ async def test_the_journal_stays_short_under_churn(tmp_path: Path, opened: Opene
     await opened.kill(tier)
     again, _ = await opened.open(tmp_path)
     assert await get(again, *letters(8, "219-")) == letters(8, "219-")
-    again.check_integrity()
+    check_slots(again)
 
 
 async def test_a_cancelled_write_leaves_the_callers_memory_alone(tmp_path: Path, opened: Opened) -> None:
@@ -288,7 +289,132 @@ async def test_a_cancelled_write_leaves_the_callers_memory_alone(tmp_path: Path,
         await task
     calls.release()
     assert await put(tier, "c", below="a") == [True]
-    tier.check_integrity()
+    check_slots(tier)
+
+
+async def test_pinned_blocks_stay_while_others_go(tmp_path: Path, opened: Opened) -> None:
+    tier, _ = await opened.open(tmp_path)
+    await put(tier, *letters(4), directive=PINNED)
+    for turn in range(4):
+        await put(tier, *letters(12, f"{turn}-"))
+    assert await get(tier, *letters(4)) == letters(4)
+    check_slots(tier)
+
+
+async def test_pins_that_hold_the_whole_disk_give_a_tenth_of_it(tmp_path: Path, opened: Opened) -> None:
+    tier, _ = await opened.open(tmp_path, msgspec.structs.replace(LIMITS, pin_share=1.0))
+    # A pin at the end of a chain holds all of it.
+    await put(tier, *letters(12))
+    await put(tier, *letters(4, "b"), below="a11", directive=PINNED)
+    assert await put(tier, *letters(8, "c")) == [True] * 2 + [False] * 6
+    assert await get(tier, *letters(12), *letters(4, "b")) == [*letters(12), "b0", "b1"]
+
+
+async def test_a_pin_that_has_expired_does_not_hold_also_after_a_restart(tmp_path: Path, opened: Opened) -> None:
+    now = [100.0]
+    tier, _ = await opened.open(tmp_path, clock=lambda: now[0], unix_clock=lambda: 1e6 + now[0])
+    await put(tier, *letters(4), directive=Directive("pinned", 0, 150.0, "tenant"))
+    await tier.close()
+    now[0] = 160.0
+    again, _ = await opened.open(tmp_path, clock=lambda: now[0], unix_clock=lambda: 1e6 + now[0])
+    assert again.blocks(SPEC)[0].directive.expires_s == 150.0
+    await put(again, *letters(16, "b"))
+    assert await get(again, *letters(4)) == []
+    assert again.counters.evictions == {"normal": 4}
+
+
+async def test_pins_end_at_the_share_of_their_tenant_and_that_is_told(tmp_path: Path, opened: Opened) -> None:
+    tier, _ = await opened.open(tmp_path)
+    await put(tier, *letters(6))
+    keys = [key(name) for name in letters(6)]
+    # A quarter of 16 blocks; one that is not here says nothing of the share.
+    assert await tier.retain(SPEC, [*keys, key("x")], [PINNED] * 7) == [4, 5]
+    assert [m.directive.kind for m in tier.blocks(SPEC)] == ["pinned"] * 4 + ["normal"] * 2
+    assert await tier.retain(SPEC, keys[4:], [msgspec.structs.replace(PINNED, tenant="other")] * 2) == []
+    assert await tier.drop(SPEC, [keys[5]]) == 1
+
+
+@pytest.mark.parametrize("expires_s", [1e300, float("inf"), -1e300, float("nan")])
+async def test_no_expiry_is_too_far_away(tmp_path: Path, opened: Opened, expires_s: float) -> None:
+    tier, _ = await opened.open(tmp_path)
+    said = Directive("pinned", 1 << 70, expires_s, "tenant" * 100)
+    assert await put(tier, "a", directive=said) == [True]
+    await tier.close()
+    again, _ = await opened.open(tmp_path)
+    assert await get(again, "a") == ["a"]
+
+
+async def test_writing_again_renews_the_directive_and_writes_no_data(tmp_path: Path, opened: Opened) -> None:
+    tier, heard = await opened.open(tmp_path)
+    await put(tier, "a", "b")
+    told = len(heard.events)
+    assert await put(tier, "a", "b", directive=PINNED) == [True, True]
+    assert tier.counters.stored == 2
+    assert len(heard.events) == told
+    await tier.close()
+    again, _ = await opened.open(tmp_path)
+    assert [m.directive.kind for m in again.blocks(SPEC)] == ["pinned", "pinned"]
+
+
+async def test_neighbours_in_a_chain_are_neighbours_on_the_disk(tmp_path: Path, opened: Opened) -> None:
+    class Counting(Calls):
+        reads = 0
+
+        def read(self, fd: int, into: Sequence[memoryview], at: int) -> int:
+            self.reads += 1
+            return super().read(fd, into, at)
+
+    calls = Counting()
+    tier, _ = await opened.open(tmp_path, calls=calls)
+    await put(tier, *letters(16))
+    await put(tier, *letters(8, "b"))
+    calls.reads = 0
+    assert await get(tier, *letters(8, "b")) == letters(8, "b")
+    assert calls.reads == 2, "io_bytes is four blocks"
+
+
+async def test_reads_and_writes_over_the_limit_are_misses_at_once(tmp_path: Path, opened: Opened) -> None:
+    calls = Calls()
+    tier, _ = await opened.open(tmp_path, msgspec.structs.replace(LIMITS, max_waiting=1), calls=calls)
+    await put(tier, "a")
+    calls.hang = {"read", "write"}
+    reading = asyncio.create_task(get(tier, "a"))
+    writing = asyncio.create_task(put(tier, "b"))
+    waiting = asyncio.create_task(put(tier, "c"))
+    await asyncio.sleep(0)
+    assert await get(tier, "a") == []
+    assert await put(tier, "d") == [False]
+    assert (tier.counters.misses, tier.counters.refused) == (1, 1)
+    calls.release()
+    assert (await reading, await writing, await waiting) == (["a"], [True], [True])
+    check_slots(tier)
+
+
+async def test_many_at_once_do_not_get_in_each_others_way(tmp_path: Path, opened: Opened) -> None:
+    tier, heard = await opened.open(tmp_path)
+
+    async def live(name: str) -> None:
+        for turn in range(15):
+            names = letters(3, f"{name}{turn}-")
+            assert await put(tier, *names) == [True] * 3
+            assert await get(tier, *names) in (names, names[:2], names[:1], [])
+            await tier.drop(SPEC, [key(names[2])])
+
+    await asyncio.gather(*(live(name) for name in "abcd"))
+    assert heard.blocks[SPEC] == set(names_in(tier))
+    assert tier.counters.corrupt == 0
+    check_slots(tier)
+
+
+async def test_before_the_start_and_after_the_end_all_is_a_miss(tmp_path: Path, opened: Opened) -> None:
+    tier, _ = opened.make(tmp_path)
+    for _ in range(2):
+        assert await put(tier, "a") == [False]
+        assert await get(tier, "a") == []
+        assert await tier.leading(SPEC, [key("a")]) == 0
+        assert (await tier.drop(SPEC, [key("a")]), await tier.verify(SPEC, [key("a")])) == (0, [])
+        assert not tier.usage().available
+        await tier.close()
 
 
 def segments_in(directory: Path) -> list[Path]:

@@ -1,11 +1,14 @@
 """Which tiers there are below G2, as the settings say."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from kvbus_kvbm.adapters.cluster.opening import open_store
+from kvbus_kvbm.adapters.cluster.tier import ClusterTier
 from kvbus_kvbm.adapters.disk.tier import DiskTier
 from kvbus_kvbm.core.lower import Changed, LowerTier
 from kvbus_kvbm.core.write_through import EdgePolicy
@@ -33,4 +36,14 @@ def lower_tiers(
     if settings.g3_dir:
         disk = DiskTier(Path(settings.g3_dir), settings.disk_limits, changed=listener("g3"), log=log, clock=clock)
         plans.append(TierPlan(disk, EdgePolicy.parse(settings.g3_policy), settings.g3_write_bytes_per_s))
+    if settings.g4_url:
+        cluster = ClusterTier(
+            open_store(settings.g4_url, settings.cluster_limits),
+            settings.cluster_limits,
+            owner=settings.g4_owner or settings.host_id or socket.gethostname(),
+            changed=listener("g4"),
+            log=log,
+            clock=clock,
+        )
+        plans.append(TierPlan(cluster, EdgePolicy.parse(settings.g4_policy), settings.g4_write_bytes_per_s))
     return plans

@@ -276,19 +276,23 @@ class Tiers:
             return True
         held = pool.pool.moves.hold([block.key for block in blocks])
         self._changed(pool)
+        metas = [meta_of(block) for block in held]
         edge.writing, edge.writing_pool = {block.key for block in held}, pool.pool_id
         done = [False] * len(held)
         started_s = self._clock()
         data: list[memoryview] = []
         try:
             data = [self._arenas.view(pool.pool_id, block.slot, pool.spec.block_bytes) for block in held]
-            done = await self._guarded(edge, edge.tier.write(pool.spec, [meta_of(b) for b in held], data), done)
+            done = await self._guarded(edge, edge.tier.write(pool.spec, metas, data), done)
         finally:
             data.clear()
             pool.pool.moves.let_go(held)
             edge.writing, edge.writing_pool = set(), ""
             self._changed(pool)
         self.lies_in(edge.tier.name, pool, [block.key for block, ok in zip(held, done, strict=True) if ok])
+        # A lease that came meanwhile found the block neither here nor there.
+        leased = [block for block, meta in zip(held, metas, strict=True) if block.directive != meta.directive]
+        self.renew(pool.spec, [block.key for block in leased], [block.directive for block in leased])
         size_bytes = sum(done) * pool.spec.block_bytes
         edge.counters.written += sum(done)
         edge.counters.written_bytes += size_bytes

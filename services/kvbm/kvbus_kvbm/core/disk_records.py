@@ -84,7 +84,7 @@ def encode(record: Record) -> bytes:
     return _SUM.pack(xxhash.xxh3_64_intdigest(rest)) + rest
 
 
-def decode(data: bytes | memoryview) -> Record | None:
+def decode(data: bytes | bytearray | memoryview) -> Record | None:
     """None for what is no whole record."""
     if len(data) != RECORD_BYTES or _SUM.unpack_from(data)[0] != xxhash.xxh3_64_intdigest(data[8:]):
         return None

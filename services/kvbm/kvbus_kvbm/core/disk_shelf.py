@@ -14,16 +14,22 @@ before the word that its former block is gone has reached the journal: whoever w
 # ruff: noqa: S101 (check_integrity asserts)
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from kvbus_blocks.keys import ROOT
-from kvbus_blocks.retention import Directive, EvictionOrder, PinCaps, apply, shifted
+from kvbus_blocks.retention import MAX_PRIORITY, PLAIN, Directive, EvictionOrder, PinCaps, apply, shifted
 from kvbus_kvbm.core.disk_blocks import DiskBlock, DiskChanges
 from kvbus_kvbm.core.disk_records import Gone, Kept, Record
 from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pools import PoolSpec
 from kvbus_wire.kv_events import KvEvent
+
+# The same share as that of all tenants in `PinCaps`, which counts against the whole disk.
+_PINNED_SHARE = 0.9
 
 
 class Segment:
@@ -103,8 +109,8 @@ class Shelf:
         return parent == ROOT or parent in self._blocks
 
     @property
-    def has_free_slot(self) -> bool:
-        return bool(self._open)
+    def free_slots(self) -> int:
+        return sum(len(segment.free) for segment in self._open.values())
 
     def add_segment(self, slots: int) -> Segment:
         segment = Segment(self.next_segment, slots, slots * self.slot_bytes)
@@ -116,7 +122,8 @@ class Shelf:
         """Take it away with all that lies in it; see `is_quiet`."""
         segment.closing = True
         self._open.pop(segment.number, None)
-        for block in [b for b in self._blocks.values() if b.segment == segment.number]:
+        blocks = [b for b in self._blocks.values() if b.segment == segment.number]
+        for block in sorted(blocks, key=lambda b: b.depth, reverse=True):
             self._evict(block)
         del self.segments[segment.number]
 
@@ -131,8 +138,14 @@ class Shelf:
         return taken == 0
 
     def evict(self, now_s: float) -> bool:
-        """Make room of one slot. False: nothing may go; what is pinned may not."""
+        """Make room of one slot. False: nothing may go.
+
+        What is pinned stays, unless pins (with what they hang on) hold nearly all: then the least of them goes, or nobody else
+        would get anything until they expire.
+        """
         block = self._order.pop(now_s, spare_pinned=True)
+        if block is None and len(self) > _PINNED_SHARE * sum(segment.slots for segment in self.segments.values()):
+            block = self._order.pop(now_s)
         if block is None:
             return False
         self._evict(block)
@@ -145,18 +158,21 @@ class Shelf:
         if not segment.free:
             del self._open[segment.number]
         block.writing = True
-        block.directive, _ = apply(self._caps, block.key, None, meta.directive, now_s)
+        block.directive, _ = apply(self._caps, block.key, None, _sane(meta.directive), now_s)
         self._order.use(block)
         self._insert(block)
         return block
 
-    def keep(self, block: DiskBlock) -> None:
+    def keep(self, block: DiskBlock, recorded: Kept) -> None:
         """It was written, and so was its record."""
         block.writing = False
         if block.detached:
             self._free_if_unused(block)
             return
         block.kept = True
+        record = self.record_of(block)
+        if record != recorded:  # another directive meanwhile
+            self._pending[block.key] = record
         self._make_present(block)
         self._order.offer(block)
 
@@ -187,7 +203,7 @@ class Shelf:
 
     def direct(self, block: DiskBlock, said: Directive, now_s: float) -> bool:
         """Another use says so. False: it was to be pinned, and is not, or not for so long."""
-        directive, is_refused = apply(self._caps, block.key, block.directive, said, now_s)
+        directive, is_refused = apply(self._caps, block.key, block.directive, _sane(said), now_s)
         if block.directive != directive:
             block.directive = directive
             if block.kept:
@@ -245,9 +261,9 @@ class Shelf:
                 self._pending[record.key] = Gone(record.key)
                 continue
             self._recover_one(record, now_s)
+        taken = {(block.segment, block.slot) for block in self._blocks.values()}
         for segment in self.segments.values():
-            taken = {block.slot for block in self._blocks.values() if block.segment == segment.number}
-            segment.free = [slot for slot in range(segment.slots) if slot not in taken]
+            segment.free = [slot for slot in range(segment.slots) if (segment.number, slot) not in taken]
             if segment.free:
                 self._open[segment.number] = segment
         firsts = [block for block in self._blocks.values() if block.parent_key == ROOT]
@@ -263,12 +279,13 @@ class Shelf:
         self.remove(block)
 
     def _recover_one(self, record: Kept, now_s: float) -> None:
-        directive = self._caps.grant(record.key, shifted(record.directive, -self._unix_s), now_s)
+        directive = self._caps.grant(record.key, _sane(shifted(record.directive, -self._unix_s)), now_s)
         meta = BlockMeta(record.key, record.parent, record.depth, record.checksum, directive)
         block = DiskBlock(meta, record.segment, record.slot)
-        block.kept = True
+        # Not kept yet while it is used: it must not be offered before its children are known.
         self._order.begin_use()
         self._order.use(block)
+        block.kept = True
         self._insert(block)
 
     def _insert(self, block: DiskBlock) -> None:
@@ -286,8 +303,8 @@ class Shelf:
 
     def _take_out(self, block: DiskBlock) -> None:
         """Out of the index; its children wait for its return."""
-        below = block.subtree()
-        told = [b for b in below if b.present]
+        # What is below one that is not present is not either: nothing is walked twice.
+        told = [b for b in block.subtree() if b.present] if block.present else []
         for gone in told:
             gone.present = False
         self._changes.removed(reversed(told))
@@ -349,3 +366,12 @@ class Shelf:
         waiting = {b for blocks in self._waiting.values() for b in blocks}
         assert waiting == {b for b in self._blocks.values() if b.parent is None and b.parent_key != ROOT}
         assert self._order.offered() == {b for b in self._blocks.values() if b.is_evictable}
+
+
+def _sane(said: Directive) -> Directive:
+    """Whatever came here, from a bus or a disk: no number may break the order of the blocks."""
+    if said.expires_s is not None and math.isnan(said.expires_s):
+        return PLAIN
+    if abs(said.priority) <= MAX_PRIORITY:
+        return said
+    return msgspec.structs.replace(said, priority=max(-MAX_PRIORITY, min(MAX_PRIORITY, said.priority)))

@@ -6,6 +6,7 @@ from kvbus_kvbm.adapters.events import TIER, EventFeeds
 from kvbus_kvbm.adapters.tiers import Tiers
 from kvbus_kvbm.core.pools import Pools
 from kvbus_kvbm.core.snapshots import Feed, Snapshots
+from kvbus_kvbm.handlers import kv
 from kvbus_kvbm.handlers.refusals import refusals
 from kvbus_kvbm.handlers.retention import Retention
 from kvbus_runtime.bus import RequestContext
@@ -13,7 +14,7 @@ from kvbus_wire.kvbm import DropBlocks
 from kvbus_wire.message import Message
 from kvbus_wire.worker import BlockSnapshot, BlockSnapshotChunk, Done, Drain, SnapshotChain
 
-REQUESTS: tuple[type[Message], ...] = (BlockSnapshot, DropBlocks, Drain)
+REQUESTS: tuple[type[Message], ...] = (BlockSnapshot, DropBlocks, Drain, *kv.REQUESTS)
 
 
 class ControlRequests:
@@ -29,6 +30,7 @@ class ControlRequests:
         snapshots: Snapshots,
         tiers: Tiers,
         retention: Retention,
+        tools: kv.KvRequests,
         *,
         stop: Callable[[str], None],
         changed: Callable[[], None],
@@ -41,18 +43,23 @@ class ControlRequests:
         self._snapshots = snapshots
         self._tiers = tiers
         self._retention = retention
+        self._tools = tools
         self._stop = stop
         self._changed = changed
         self._clock = clock
 
-    async def handle(self, request: BlockSnapshot | DropBlocks | Drain, context: RequestContext) -> Message:
+    async def handle(
+        self, request: BlockSnapshot | DropBlocks | Drain | kv.KvRequest, context: RequestContext
+    ) -> Message:
         if isinstance(request, Drain):
             self._stop("told to drain")
             return Done()
         with refusals():
             if isinstance(request, DropBlocks):
                 return await self._retention.drop(request)
-            return self._snapshot(request)
+            if isinstance(request, BlockSnapshot):
+                return self._snapshot(request)
+            return await self._tools.handle(request)
 
     def _snapshot(self, request: BlockSnapshot) -> BlockSnapshotChunk:
         now_s = self._clock()

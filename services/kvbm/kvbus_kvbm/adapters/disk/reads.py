@@ -83,7 +83,7 @@ class Reads:
         self._reading += 1
         read.shelf.hold(blocks)
         pieces = self._pieces(read, blocks)
-        mine: set[asyncio.Future[PieceResult]] = set()
+        mine: dict[asyncio.Future[PieceResult], ReadPiece] = {}
         try:
             while True:
                 # A few at a time, so that a long read leaves threads to others.
@@ -91,12 +91,15 @@ class Reads:
                     piece = next(pieces, None)
                     if piece is None:
                         break
-                    mine.add(self._submit(read, piece))
+                    mine[self._submit(read, piece)] = piece
                 if not mine:
                     break
-                done, mine = await asyncio.wait(
+                done, _ = await asyncio.wait(
                     mine, timeout=max(0.0, deadline_s - self._clock()), return_when=asyncio.FIRST_COMPLETED
                 )
+                for future in done:
+                    # Its own callback may not have run yet.
+                    self._finish(read, mine.pop(future), future)
                 if not done:
                     self._counters.failures += 1
                     self.breaker.failed(self._clock(), at_once=True)
@@ -121,6 +124,8 @@ class Reads:
         return future
 
     def _finish(self, read: _Read, piece: ReadPiece, future: "asyncio.Future[PieceResult]") -> None:
+        if future not in self._in_flight:
+            return
         self._in_flight.discard(future)
         read.shelf.let_go(piece.blocks)
         error = future.exception()

@@ -41,6 +41,8 @@ class IoThreads:
         future: Future[T] = Future()
 
         def run(buffer: Buffer) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(call(buffer))
             except BaseException as error:

@@ -1,6 +1,7 @@
 """G3: blocks in files on a disk of this host. All that is known of them is changed on the event loop only; threads read, write and
 append to journals, and may hang there for ever without anybody else waiting for them."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ class DiskTier:
         self._writes = Writes(self._shelves, limits, self.counters, clock, log)
         self._is_open = False
         self._is_closed = False
+        self._late_start: asyncio.Future[dict[str, int]] | None = None
 
     def usage(self) -> TierUsage:
         return TierUsage(
@@ -58,15 +60,36 @@ class DiskTier:
         return [shelf.spec for shelf in self._shelves if len(shelf)]
 
     async def start(self) -> None:
-        found = await self._writes.call(lambda _: self._shelves.recover(self._clock()))
+        """A disk that does not answer in time delays nobody: the tier opens as soon as it does."""
+        recovery = self._writes.call(lambda _: self._shelves.recover(self._clock()))
+        await asyncio.wait((recovery,), timeout=self._limits.start_s)
+        if recovery.done():
+            self._open(recovery.result())
+        else:
+            self._log.warning("g3_start_hangs", after_s=self._limits.start_s)
+            self._late_start = recovery
+            recovery.add_done_callback(self._open_late)
+
+    def _open(self, found: dict[str, int]) -> None:
         self._is_open = True
         for shelf in self._shelves:
             self._shelves.publish(shelf)
         self._log.info("g3_recovered", **found, direct=bool(self._place.direct))
 
+    def _open_late(self, recovery: "asyncio.Future[dict[str, int]]") -> None:
+        if recovery.cancelled() or self._is_closed:
+            return
+        error = recovery.exception()
+        if error is None:
+            self._open(recovery.result())
+        else:
+            self._log.error("g3_refused", error=str(error))
+
     async def close(self) -> None:
         if self._is_closed or not self._is_open:
             self._is_closed = True
+            if self._late_start is not None:
+                self._late_start.cancel()
             return
         self._is_closed, self._is_open = True, False
         is_quiet = await self._reads.settle()
@@ -100,7 +123,9 @@ class DiskTier:
             self.counters.misses += len(keys)
             return []
         shelf.in_use = True
-        return await self._reads.read(shelf, keys, into)
+        found = await self._reads.read(shelf, keys, into)
+        self._writes.flush_soon(shelf)  # what did not hold
+        return found
 
     async def retain(self, spec: PoolSpec, keys: Sequence[bytes], directives: Sequence[Directive]) -> list[int]:
         shelf = self._shelves.find(spec)
@@ -128,7 +153,9 @@ class DiskTier:
         shelf = self._shelves.find(spec)
         if shelf is None or not self._is_open:
             return []
-        return await self._reads.verify(shelf, keys)
+        dropped = await self._reads.verify(shelf, keys)
+        self._writes.flush_soon(shelf)
+        return dropped
 
     def check_integrity(self) -> None:
         """For tests."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from kvbus_blocks.retention import demotable
 from kvbus_kvbm.adapters.disk.calls import is_full
 from kvbus_kvbm.adapters.disk.lane import Lane
 from kvbus_kvbm.adapters.disk.shelves import Shelves
@@ -35,12 +36,13 @@ class Writes:
         self._log = log
         self._threads = IoThreads("g3-write", 1)
         self._lane = Lane(limits.max_waiting)
-        self._no_growth_until_s = 0.0
+        # Growing was tried in vain not long ago.
+        self._no_growth_until_s: dict[PoolSpec, float] = {}
         self._to_flush: dict[PoolSpec, Shelf] = {}
 
-    async def call(self, call: Callable[[Buffer], T]) -> T:
+    def call(self, call: Callable[[Buffer], T]) -> "asyncio.Future[T]":
         """For the start and the end, when nothing else is written."""
-        return await asyncio.wrap_future(self._threads.submit(call))
+        return asyncio.wrap_future(self._threads.submit(call))
 
     async def write(self, spec: PoolSpec, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> list[bool]:
         started_s = self._clock()
@@ -109,47 +111,61 @@ class Writes:
         shelf.in_use = True
         now_s = self._clock()
         shelf.begin_use()
+        known = [block for meta in blocks if (block := shelf.find(meta.key)) is not None]
+        above = [block for meta in blocks if (block := shelf.find(meta.parent)) is not None]
+        # Room for one block of a batch must not be made of another, nor of what it hangs on.
+        job.held = known + above
+        shelf.hold(job.held)
+        for block, meta in zip(known, (meta for meta in blocks if shelf.find(meta.key)), strict=True):
+            shelf.direct(block, meta.directive, now_s)
+        shelf.use(known)
+        wanted = self._wanted(shelf, blocks, data)
+        # All the room first: then neighbours in the chain become neighbours on the disk.
+        room = self._make_room(job, len(wanted))
         results: list[DiskBlock | None] = []
         for meta, memory in zip(blocks, data, strict=True):
             block = shelf.find(meta.key)
-            if block is not None:
-                shelf.direct(block, meta.directive, now_s)
-                shelf.use([block])
-            elif meta.directive.kind != "ephemeral" and memory.nbytes == shelf.spec.block_bytes:
-                block = self._place(job, meta)
-                if block is not None:
-                    job.blocks.append(block)
-                    job.data.append(memory.cast("B") if memory.format != "B" or memory.ndim != 1 else memory)
-            if block is None:
-                self._counters.refused += 1
-            else:
-                # Room for one block of a batch must not be made of another.
-                shelf.hold([block])
-                job.held.append(block)
+            if block is None and room > 0 and meta.key in wanted and shelf.is_placeable(meta.parent):
+                room -= 1
+                block = shelf.place(meta, now_s)
+                job.blocks.append(block)
+                job.data.append(memory.cast("B") if memory.format != "B" or memory.ndim != 1 else memory)
+            self._counters.refused += block is None
             results.append(block)
         return results
 
-    def _place(self, job: WriteJob, meta: BlockMeta) -> DiskBlock | None:
+    @staticmethod
+    def _wanted(shelf: Shelf, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> set[bytes]:
+        """The new blocks that may lie here, if there is room."""
+        wanted: set[bytes] = set()
+        for meta, memory in zip(blocks, data, strict=True):
+            is_new = shelf.find(meta.key) is None and memory.nbytes == shelf.spec.block_bytes
+            is_below = meta.parent in wanted or shelf.is_placeable(meta.parent)
+            if is_new and is_below and demotable(meta.directive):
+                wanted.add(meta.key)
+        return wanted
+
+    def _make_room(self, job: WriteJob, wanted: int) -> int:
+        """How many of the wanted slots there are in the end."""
         shelf = job.shelf
-        if not shelf.is_placeable(meta.parent):
-            return None
-        parent = shelf.find(meta.parent)
-        held = [] if parent is None else [parent]
-        shelf.hold(held)
-        has_room = shelf.has_free_slot or self._grow(job) or shelf.evict(self._clock())
-        block = shelf.place(meta, self._clock()) if has_room else None
-        shelf.let_go(held)
-        return block
+        while (missing := wanted - shelf.free_slots) > 0:
+            if self._grow(job):
+                continue
+            evicted = sum(1 for _ in range(missing) if shelf.evict(self._clock()))
+            if evicted < missing:
+                break
+        return min(wanted, shelf.free_slots)
 
     def _grow(self, job: WriteJob) -> bool:
         now_s = self._clock()
-        if now_s < self._no_growth_until_s:
+        if now_s < self._no_growth_until_s.get(job.shelf.spec, now_s):
             return False
         space = self._shelves.space
         segment = space.grow(job.shelf)
         while segment is None:
             victim = space.victim(job.shelf, now_s)
             if victim is None:
+                self._no_growth_until_s[job.shelf.spec] = now_s + self._limits.rest_s
                 return False
             self._shelves.give_up(*victim)
             self._to_flush[victim[0].spec] = victim[0]
@@ -173,25 +189,39 @@ class Writes:
         finally:
             if not future.done():
                 job.abandon()
-        if not future.done():
+        if future.done():
+            self._finish(job, future)  # its own callback may not have run yet
+        else:
             job.is_late = True
             self._counters.failures += 1
             self.breaker.failed(self._clock(), at_once=True)
             self._log.warning("g3_write_hangs", blocks=len(job.blocks))
 
     def _finish(self, job: WriteJob, future: "asyncio.Future[None]") -> None:
-        """Also of a job for which nobody waits any more."""
-        shelf, error = job.shelf, future.exception()
+        """Also of a job for which nobody waits any more. Idempotent."""
+        if job.is_over:
+            return
+        job.is_over = True
+        error = future.exception()
+        try:
+            self._settle(job, error)
+            self._judge(job, error)
+        finally:
+            self._go_on()
+
+    def _settle(self, job: WriteJob, error: BaseException | None) -> None:
+        """What lies on the disk now."""
+        shelf = job.shelf
         if not job.pending_done:
             shelf.put_back(job.pending)
         self._shelves.closing += job.closed[job.closed_done :]
         kept = 0
         for at, block in enumerate(job.blocks):
-            if error is None and at not in job.spoiled:
-                shelf.keep(block)
+            if error is None and at in job.records:
+                shelf.keep(block, job.records[at])
                 kept += 1
             else:
-                shelf.give_up(block, perhaps_recorded=job.perhaps_recorded and at not in job.spoiled)
+                shelf.give_up(block, perhaps_recorded=job.perhaps_recorded and at in job.records)
         self._counters.stored += kept
         self._counters.corrupt += len(job.spoiled)
         self._counters.written_bytes += kept * shelf.spec.block_bytes
@@ -200,8 +230,6 @@ class Writes:
             if segment.number not in job.made:
                 shelf.remove_segment(segment)
         self._shelves.publish(shelf)
-        self._judge(job, error)
-        self._go_on()
 
     def _judge(self, job: WriteJob, error: BaseException | None) -> None:
         now_s = self._clock()
@@ -214,7 +242,7 @@ class Writes:
         self._log.warning("g3_write_failed", error=repr(error), blocks=len(job.blocks))
         if is_full(error) and len(job.made) < len(job.segments):
             # The disk works, it is only full: from now on room is made by eviction.
-            self._no_growth_until_s = now_s + self._limits.rest_s
+            self._no_growth_until_s[job.shelf.spec] = now_s + self._limits.rest_s
             return
         self._counters.failures += 1
         if not job.is_late:

@@ -15,7 +15,7 @@ from kvbus_kvbm.adapters.disk.calls import DiskCalls, write_all
 from kvbus_kvbm.adapters.disk.files import ShelfFiles
 from kvbus_kvbm.adapters.disk.threads import Buffer, copy
 from kvbus_kvbm.core.disk_blocks import DiskBlock
-from kvbus_kvbm.core.disk_records import Record
+from kvbus_kvbm.core.disk_records import Kept, Record
 from kvbus_kvbm.core.disk_shelf import Segment, Shelf
 
 
@@ -26,7 +26,8 @@ class Abandoned(Exception):
 class WriteJob:
     """``blocks`` are placed, ``data`` is theirs; ``segments`` are to be made, files of
     ``closed`` ones removed. What became of it: ``pending_done``,
-    ``made`` (segments), ``perhaps_recorded``, ``spoiled`` (positions of blocks whose data was not what its checksum says)."""
+    ``made`` (segments), ``perhaps_recorded``, ``records`` (by position),
+    ``spoiled`` (positions of blocks whose data was not what its checksum says)."""
 
     def __init__(self, calls: DiskCalls, files: ShelfFiles, shelf: Shelf, io_bytes: int) -> None:
         self.files = files
@@ -40,9 +41,11 @@ class WriteJob:
         self.closed_done = 0
         self.made: set[int] = set()
         self.is_late = False
+        self.is_over = False
         self.pending_done = False
         self.perhaps_recorded = False
         self.spoiled: set[int] = set()
+        self.records: dict[int, Kept] = {}
         self._calls = calls
         self._io_bytes = io_bytes
         self._abandoned = False
@@ -72,10 +75,12 @@ class WriteJob:
             self._write(first, count, buffer)
         for segment_number in {block.segment for block in self.blocks}:
             self._calls.sync(self.files.fd(segment_number))
-        records = [self.shelf.record_of(block) for at, block in enumerate(self.blocks) if at not in self.spoiled]
-        if records:
+        self.records = {
+            at: self.shelf.record_of(block) for at, block in enumerate(self.blocks) if at not in self.spoiled
+        }
+        if self.records:
             self.perhaps_recorded = True
-            self.files.journal.append(records)
+            self.files.journal.append(self.records.values())
 
     def _write(self, first: int, count: int, buffer: Buffer) -> None:
         slot_bytes, block_bytes = self.shelf.slot_bytes, self.shelf.spec.block_bytes

@@ -1,0 +1,1 @@
+"""`kvbus kv`: looking into the tiers of KV blocks."""

@@ -1,0 +1,301 @@
+"""What `kvbus kv` asks: what lies in which tier, whether it is whole, and moving it by hand."""
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from kvbus_blocks.keys import KEY_BYTES, ROOT
+from kvbus_blocks.retention import KINDS, effective
+from kvbus_kvbm.adapters.arenas import Arenas
+from kvbus_kvbm.adapters.cluster.waiting import in_thread
+from kvbus_kvbm.adapters.events import TIER
+from kvbus_kvbm.adapters.loads import Loads
+from kvbus_kvbm.adapters.tiers import Edge, Tiers, meta_of
+from kvbus_kvbm.core.block import Block, State
+from kvbus_kvbm.core.errors import InvalidRequest, TooManyKeys
+from kvbus_kvbm.core.lower import BlockMeta
+from kvbus_kvbm.core.pools import OpenPool, Pools
+from kvbus_kvbm.core.spec import PoolSpec
+from kvbus_transfer import checksum
+from kvbus_wire.kv_tools import (
+    BlockState,
+    DescribedTiers,
+    DescribeTiers,
+    EvictBlocks,
+    InspectBlocks,
+    ListBlocks,
+    ListedBlocks,
+    TierHolding,
+    TierState,
+    VerifiedBlocks,
+    VerifyBlocks,
+    WarmBlocks,
+    WarmedBlocks,
+)
+from kvbus_wire.kvbm import DroppedBlocks
+from kvbus_wire.message import Message
+from kvbus_wire.packing import pack_keys, unpack_keys
+
+KvRequest = DescribeTiers | ListBlocks | InspectBlocks | VerifyBlocks | EvictBlocks | WarmBlocks
+REQUESTS: tuple[type[Message], ...] = (
+    DescribeTiers,
+    ListBlocks,
+    InspectBlocks,
+    VerifyBlocks,
+    EvictBlocks,
+    WarmBlocks,
+)
+
+
+class KvRequests:
+    """``max_blocks``: in one answer; ``verify_bytes``: read for one; ``max_wait_s``: for blocks that come up. ``changed``: see
+    `handlers.blocks`."""
+
+    def __init__(
+        self,
+        instance_id: str,
+        host_id: str,
+        g4_store: str,
+        pools: Pools,
+        arenas: Arenas,
+        tiers: Tiers,
+        loads: Loads,
+        *,
+        max_keys: int,
+        max_blocks: int,
+        verify_bytes: int,
+        max_wait_s: float,
+        changed: Callable[[OpenPool], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._instance_id = instance_id
+        self._host_id = host_id
+        self._g4_store = g4_store
+        self._pools = pools
+        self._arenas = arenas
+        self._tiers = tiers
+        self._loads = loads
+        self._max_keys = max_keys
+        self._max_blocks = max_blocks
+        self._verify_bytes = verify_bytes
+        self._max_wait_s = max_wait_s
+        self._changed = changed
+        self._clock = clock
+        # One piece at a time: scrubbing must not take the tiers from those who serve requests.
+        self._scrubbing = asyncio.Lock()
+
+    async def handle(self, request: KvRequest) -> Message:
+        """Raise KvbmError."""
+        match request:
+            case DescribeTiers():
+                return self._describe()
+            case ListBlocks():
+                metas, after = self._page(request.model, request.tier, request.after, request.limit)
+                return ListedBlocks(tuple(self._state(request.tier, meta, spec) for spec, meta in metas), after)
+            case InspectBlocks():
+                return self._inspect(request)
+            case VerifyBlocks():
+                async with self._scrubbing:
+                    return await self._verify(request)
+            case EvictBlocks():
+                return await self._evict(request)
+            case WarmBlocks():
+                return await self._warm(request)
+
+    def _describe(self) -> DescribedTiers:
+        tiers = [self._describe_g2(), *(self._describe_lower(edge) for edge in self._tiers.edges)]
+        return DescribedTiers(
+            instance_id=self._instance_id, host_id=self._host_id, tiers=tuple(tiers), g4_store=self._g4_store
+        )
+
+    def _describe_g2(self) -> TierState:
+        pools = list(self._pools)
+        counters = [pool.pool.counters for pool in pools]
+        evictions: dict[str, int] = {kind: sum(getattr(each, f"evicted_{kind}") for each in counters) for kind in KINDS}
+        return TierState(
+            tier=TIER,
+            blocks=sum(pool.pool.usage().present for pool in pools),
+            used_bytes=sum(pool.pool.usage().present * pool.spec.slot_bytes for pool in pools),
+            capacity_bytes=self._pools.budget.g2_bytes,
+            hits=sum(each.hits for each in counters),
+            misses=sum(each.misses for each in counters),
+            stored=sum(each.stored for each in counters),
+            refused=sum(each.refused for each in counters),
+            corrupt=sum(each.corrupt for each in counters),
+            evictions={kind: count for kind, count in evictions.items() if count},
+            holdings=tuple(self._holding(pool.spec, self._g2_metas(pool)) for pool in pools),
+        )
+
+    def _describe_lower(self, edge: Edge) -> TierState:
+        usage, counters = edge.tier.usage(), edge.tier.counters
+        return TierState(
+            tier=edge.tier.name,
+            blocks=usage.blocks,
+            used_bytes=usage.used_bytes,
+            capacity_bytes=usage.capacity_bytes,
+            available=usage.available,
+            hits=counters.hits,
+            misses=counters.misses,
+            stored=counters.stored,
+            refused=counters.refused,
+            corrupt=counters.corrupt,
+            failures=counters.failures,
+            evictions=dict(counters.evictions),
+            holdings=tuple(
+                self._holding(spec, edge.tier.blocks(spec))
+                for spec, index in self._tiers.specs(edge.tier.name)
+                if len(index)
+            ),
+        )
+
+    def _holding(self, spec: PoolSpec, metas: Sequence[BlockMeta]) -> TierHolding:
+        now_s = self._clock()
+        pinned = sum(effective(meta.directive, now_s).kind == "pinned" for meta in metas)
+        return TierHolding(spec.model, spec.kv_layout, spec.block_bytes, spec.block_size, len(metas), pinned)
+
+    def _inspect(self, request: InspectBlocks) -> ListedBlocks:
+        keys = self._keys(request.keys, self._max_blocks)
+        wanted = set(keys)
+        states: list[BlockState] = []
+        for tier in (TIER, *(edge.tier.name for edge in self._tiers.edges)):
+            found = {
+                meta.key: self._state(tier, meta, spec)
+                for spec, metas in self._metas(request.model, tier)
+                for meta in metas
+                if meta.key in wanted
+            }
+            states += [found[key] for key in keys if key in found]
+        return ListedBlocks(tuple(states))
+
+    async def _verify(self, request: VerifyBlocks) -> VerifiedBlocks:
+        largest = max((spec.block_bytes for spec, _ in self._metas(request.model, request.tier)), default=1)
+        limit = max(1, min(request.limit, self._verify_bytes // largest))
+        metas, after = self._page(request.model, request.tier, request.after, limit)
+        bad: list[bytes] = []
+        for spec in dict.fromkeys(spec for spec, _ in metas):
+            keys = [meta.key for of, meta in metas if of == spec]
+            if request.tier == TIER:
+                bad += await self._verify_g2(spec, keys)
+            else:
+                bad += await self._edge(request.tier).tier.verify(spec, keys)
+        return VerifiedBlocks(checked=len(metas), bad=pack_keys(bad), after=after)
+
+    async def _verify_g2(self, spec: PoolSpec, keys: Sequence[bytes]) -> list[bytes]:
+        """Held meanwhile, so that what is read is not written anew; a use that this is not."""
+        pool = self._pools.find(spec)
+        if pool is None:
+            return []
+        held = pool.pool.moves.hold(keys)
+        views = [self._arenas.view(pool.pool_id, block.slot, spec.block_bytes) for block in held]
+        try:
+            sums = await in_thread(lambda: [checksum(view) for view in views])
+        finally:
+            views.clear()
+            pool.pool.moves.let_go(held)
+        bad = [block for block, found in zip(held, sums, strict=True) if found != block.checksum and not block.detached]
+        for block in bad:
+            self._drop_corrupt(pool, block)
+        self._changed(pool)
+        return [block.key for block in bad]
+
+    def _drop_corrupt(self, pool: OpenPool, block: Block) -> None:
+        now_s = self._clock()
+        lease = pool.pool.pin(self._instance_id, block.key, now_s)
+        if lease.lease_id:
+            pool.pool.release(lease.lease_id, [0], now_s)
+
+    async def _evict(self, request: EvictBlocks) -> DroppedBlocks:
+        keys = self._keys(request.keys, self._max_keys)
+        if not keys:
+            raise InvalidRequest("no keys")
+        freed = 0
+        for spec, metas in self._metas(request.model, request.tier):
+            pool = self._pools.find(spec)
+            if request.tier != TIER:
+                depths = {meta.key: meta.depth for meta in metas}
+                chains = sorted(keys, key=lambda key: depths.get(key, 0))
+                freed += await self._edge(request.tier).tier.drop(spec, chains)
+            elif pool is not None:
+                freed += pool.pool.drop_blocks(request.keys, self._clock())
+                self._changed(pool)
+        return DroppedBlocks(blocks={request.tier: freed})
+
+    async def _warm(self, request: WarmBlocks) -> WarmedBlocks:
+        keys = self._keys(request.keys, self._max_keys)
+        pools = self._pools.of_model(request.model)
+        if not keys:
+            raise InvalidRequest("no keys")
+        wait_s = min(request.wait_s, self._max_wait_s) if math.isfinite(request.wait_s) else 0.0
+        ends_s = self._clock() + wait_s
+        best = WarmedBlocks(present=0)  # where no worker of the model is
+        for pool in pools:
+            present = pool.pool.moves.leading(keys)
+            load = self._loads.bring_up(pool, keys[present:], keys[present - 1] if present else ROOT)
+            coming = 0
+            if load is not None:
+                await self._loads.wait(load, keys[-1], max(0.0, ends_s - self._clock()))
+                present = pool.pool.moves.leading(keys)
+                coming = self._loads.coming(load, keys[present:])
+            if present + coming >= best.present + best.coming:
+                best = WarmedBlocks(present=present, coming=coming)
+        return best
+
+    def _page(self, model: str, tier: str, after: bytes, limit: int) -> tuple[list[tuple[PoolSpec, BlockMeta]], bytes]:
+        """The next blocks in the order of their keys. Blocks come and go between pages; what stays is seen once."""
+        limit = min(limit, self._max_blocks)
+        if limit < 1:
+            raise InvalidRequest("limit must be at least 1")
+        behind = (
+            (meta.key, i, spec, meta)
+            for i, (spec, metas) in enumerate(self._metas(model, tier))
+            for meta in metas
+            if meta.key > after
+        )
+        page = heapq.nsmallest(limit, behind, key=lambda entry: entry[:2])
+        return [(spec, meta) for _, _, spec, meta in page], page[-1][0] if len(page) == limit else b""
+
+    def _metas(self, model: str, tier: str) -> list[tuple[PoolSpec, Sequence[BlockMeta]]]:
+        """Raise InvalidRequest for a tier that there is not."""
+        if tier == TIER:
+            return [(pool.spec, self._g2_metas(pool)) for pool in self._pools.of_model(model)]
+        edge = self._edge(tier)
+        return [(spec, edge.tier.blocks(spec)) for spec, _ in self._tiers.specs(tier) if spec.model == model]
+
+    def _g2_metas(self, pool: OpenPool) -> list[BlockMeta]:
+        keys = (key for chain in pool.pool.chains() for key in unpack_keys(chain.keys))
+        return [meta_of(block) for block in _present(pool.pool.find(key) for key in keys)]
+
+    def _edge(self, tier: str) -> Edge:
+        for edge in self._tiers.edges:
+            if edge.tier.name == tier:
+                return edge
+        raise InvalidRequest(f"there is no tier {tier!r} here")
+
+    def _keys(self, packed: bytes, limit: int) -> list[bytes]:
+        if len(packed) % KEY_BYTES:
+            raise InvalidRequest(f"{len(packed)} bytes are no keys of {KEY_BYTES} bytes")
+        if len(packed) > limit * KEY_BYTES:
+            raise TooManyKeys(f"{len(packed) // KEY_BYTES} keys, at most {limit}", limit=limit)
+        return list(dict.fromkeys(unpack_keys(packed)))
+
+    def _state(self, tier: str, meta: BlockMeta, spec: PoolSpec) -> BlockState:
+        now_s = self._clock()
+        said = effective(meta.directive, now_s)
+        pool = self._pools.find(spec) if tier == TIER else None
+        block = None if pool is None else pool.pool.find(meta.key)
+        return BlockState(
+            tier=tier,
+            key=meta.key,
+            parent=meta.parent,
+            depth=meta.depth,
+            kind=said.kind,
+            priority=said.priority,
+            ttl_s=None if said.expires_s is None else said.expires_s - now_s,
+            tenant=said.tenant,
+            users=0 if block is None else block.pins,
+        )
+
+
+def _present(blocks: Iterable[Block | None]) -> Iterable[Block]:
+    return (block for block in blocks if block is not None and block.state is State.PRESENT)

@@ -1,0 +1,55 @@
+"""What `kvbus kv` makes of the answers."""
+
+import pytest
+
+from kvbus_cli.kv.asking import Chain, ChainSettings
+from kvbus_cli.kv.inspect import standing
+from kvbus_cli.kv.tables import block_lines, size, tiers_tables
+from kvbus_cli.prompt.request_file import BadRequestFile
+from kvbus_wire.kv_tools import BlockState, DescribedTiers, TierState
+
+KEYS = [bytes([i]) * 16 for i in range(5)]
+
+
+def state(tier: str, i: int, kind: str = "normal", ttl_s: float | None = None) -> BlockState:
+    return BlockState(tier=tier, key=KEYS[i], parent=b"", depth=i, kind=kind, ttl_s=ttl_s)
+
+
+def test_how_much_of_a_chain_a_tier_has_from_its_beginning_and_at_all() -> None:
+    found = block_lines(
+        "k1", [state("g3", 1), state("g2", 0), state("g2", 1, "pinned", 30.0), state("g2", 3, "pinned", 9.0)]
+    )
+    lines = standing(Chain("m", b"".join(KEYS)), found)
+    assert [(line.tier, line.leading, line.blocks) for line in lines] == [("g2", 2, 3), ("g3", 0, 1)]
+    assert lines[0].kinds == {"normal": 1, "pinned": 2}
+    assert (lines[0].shortest_ttl_s, lines[1].shortest_ttl_s) == (9.0, None)
+
+
+def test_nobody_has_any() -> None:
+    assert standing(Chain("m", b"".join(KEYS)), []) == []
+
+
+def test_a_chain_in_pieces() -> None:
+    chain = Chain("m", b"".join(KEYS))
+    assert chain.blocks == 5
+    assert chain.pieces(2) == [KEYS[0] + KEYS[1], KEYS[2] + KEYS[3], KEYS[4]]
+
+
+def test_blocks_by_their_keys() -> None:
+    key = KEYS[3].hex()
+    assert ChainSettings(model="m", keys=(key, key)).chain() == Chain("m", KEYS[3] * 2)
+    for fields in ({"keys": (key,)}, {"model": "m", "keys": ("xyz",)}, {"model": "m", "keys": (key,), "text": "t"}):
+        with pytest.raises(BadRequestFile):
+            ChainSettings(**fields).chain()
+
+
+def test_sizes_are_told_in_the_unit_that_fits() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1 << 30, 5 << 50)] == ["0 B", "1023 B", "1.0 KiB", "1.0 GiB", "5120.0 TiB"]
+
+
+def test_a_tier_that_is_bypassed_is_marked() -> None:
+    tier = TierState(tier="g4", blocks=1, used_bytes=1, capacity_bytes=2, available=False, evictions={"normal": 3})
+    (tiers, _), _ = tiers_tables([DescribedTiers(instance_id="k1", host_id="h", tiers=(tier,), g4_store="file:///s")])
+    cells = [next(iter(column.cells)) for column in tiers.columns]
+    assert cells[:3] == ["k1", "g4", "bypassed"]
+    assert "3 normal" in cells
