@@ -1,12 +1,15 @@
 """One worker computes prompts for another, with mock engines on a real bus and real transfers."""
 
 import asyncio
+import os
+from pathlib import Path
 
 import pytest
 
 from kvbus_runtime.errors import RequestFailed
 from kvbus_testkit.pairs import BLOCK, Pair, prompt
 from kvbus_testkit.timing import eventually, scaled
+from kvbus_transfer.hosts import shm_folder
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.transfer import EndPrefill, NextBlocks, PrefillStarted, StartPrefill
 from kvbus_wire.worker import Done, SetRole
@@ -162,6 +165,27 @@ async def test_staging_memory_bounds_what_is_handed_over_at_a_time(mocks: Pair) 
     assert [answer.prefill_worker for answer in answers] == ["small"] * 3
     assert mocks.metric("d", "transfer_blocks", direction="in") == 90
     await mocks.nothing_is_left()
+
+
+async def test_staging_memory_goes_with_its_worker_and_what_a_killed_one_left_with_the_next(mocks: Pair) -> None:
+    folder = shm_folder()
+    if folder is None:
+        pytest.skip("there is no memory file system here")
+
+    def files() -> set[Path]:
+        return set(folder.glob(f"kvbus-staging-{os.getpid()}-*.arena"))
+
+    await mocks.join("q", "prefill")
+    before = files()
+    await mocks.asker.ask("d", prompt(20), prefill="q")
+    made = files() - before
+    assert [oct(file.stat().st_mode & 0o777) for file in made] == ["0o600"]
+    await mocks.leave("q")
+    assert not files() & made
+    left = folder / f"kvbus-staging-{os.getpid()}-left.arena"
+    left.write_bytes(b"of a worker that was killed")
+    await mocks.join("r", "prefill")
+    assert not left.exists()
 
 
 async def test_prompts_beyond_the_limit_are_computed_where_they_are_needed(mocks: Pair) -> None:

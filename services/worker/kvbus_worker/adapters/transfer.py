@@ -79,7 +79,7 @@ class TransferLink:
 
     async def start(self) -> None:
         """Listen. Raise OSError when it cannot."""
-        await asyncio.to_thread(host_identity)  # reads files, once
+        await asyncio.to_thread(_tidy_up)
         agent = TransferAgent(
             self.agent_id,
             secret=self._settings.secret,
@@ -144,10 +144,17 @@ class TransferLink:
         self._agent.release(lease_id)
 
 
+def _tidy_up() -> None:
+    """Remove what workers that were killed have left, and read what is read once."""
+    host_identity()
+    folder = shm_folder()
+    if folder is not None:
+        remove_stale(folder, _STAGING_FILES)
+
+
 def _make_arena(block_bytes: int, slots: int) -> Arena | None:
     """None where there is no memory file system. Raise ArenaError."""
     folder = shm_folder()
     if folder is None:
         return None
-    remove_stale(folder, _STAGING_FILES)
     return Arena.create(folder / f"kvbus-staging-{os.getpid()}-{secrets.token_hex(4)}.arena", block_bytes, slots)
