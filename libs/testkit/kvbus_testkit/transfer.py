@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kvbus_transfer import AgentInfo
@@ -67,6 +68,8 @@ class TransferPeer:
         """As `kill -9` does."""
         self.process.kill()
         self.process.wait()
+        for arena in Path("/dev/shm").glob(f"kvbus-test-{self.process.pid}-*.arena"):  # noqa: S108
+            arena.unlink()
 
     def close(self) -> None:
         if self.process.stdin is not None:

@@ -1,11 +1,11 @@
 """`kvbus bench transfer`: reading block lists from another process of this host, per backend, beside what could be had at best.
 
 A list of SIZE bytes consists of blocks of at most 2 MiB. Reads go on through 256 MiB, so that nothing is in a cache, as with real
-blocks (ucx: the same SIZE bytes each time, as its own perf test does). Reads and limit take turns, a few milliseconds each.
+blocks (ucx: the same SIZE bytes each time, as its own perf test does). Reads and limit take turns, some ten milliseconds each.
 
 Fields of the JSON file:
     results[backend][size_bytes]
-        gbps            GB/s of reads, `depth` at a time
+        gbps            GB/s of reads, `depth` at a time: median of the rounds
         limit_gbps      shm: memcpy; tcp: a plain blocking socket; nixl: the library called directly; ucx: ucx_perftest tag_bw
         p50_us, p99_us  of single reads, one at a time
         depth
@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import msgspec
@@ -37,7 +38,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB)
 BLOCK_BYTES = 2 * MIB
 MEMORY_BYTES = 256 * MIB
-ROUND_BYTES = 128 * MIB
+ROUND_BYTES = 64 * MIB
 DEPTHS = {"shm": 1, "tcp": 2, "nixl": 1, "ucx": 4}
 
 
@@ -63,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures there")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=5, help="of reads and limit in turn, per size (5)")
+    parser.add_argument("--rounds", type=int, default=9, help="of reads and limit in turn, per size (9)")
     return parser
 
 
@@ -137,7 +138,8 @@ class _Bench:
         count = max(4, min(512, ROUND_BYTES // size))
         for _ in range(8):  # connections, mappings, and what else comes once
             await self._read(*next(reads))
-        spent = limit_spent = 0.0
+        spent: list[float] = []
+        limit_spent: list[float] = []
         waits: list[float] = []
         perf: list[float] = []
         limits = self._reads(size)
@@ -147,9 +149,9 @@ class _Bench:
                 start = time.perf_counter()
                 for segments in lists:
                     limit.copy(segments)
-                limit_spent += time.perf_counter() - start
-            spent += await self._at_once([next(reads) for _ in range(count)])
-            for _ in range(max(20, count // 4)):
+                limit_spent.append(time.perf_counter() - start)
+            spent.append(await self._at_once([next(reads) for _ in range(count)]))
+            for _ in range(max(8, count // 4)):
                 each = next(reads)
                 start = time.perf_counter()
                 await self._read(*each)
@@ -159,11 +161,11 @@ class _Bench:
                 perf = [await asyncio.to_thread(ucx_perftest_gbps, size, count) for _ in range(3)]
             except NoPerftest as missing:
                 print(f"no limit for ucx: {missing}", file=sys.stderr)
-        moved = size * count * self._rounds / 1e9
+        moved = size * count / 1e9
         waits.sort()
         return {
-            "gbps": moved / spent,
-            "limit_gbps": moved / limit_spent if limit is not None else sorted(perf)[len(perf) // 2] if perf else 0.0,
+            "gbps": moved / median(spent),
+            "limit_gbps": moved / median(limit_spent) if limit is not None else median(perf) if perf else 0.0,
             "p50_us": 1e6 * waits[len(waits) // 2],
             "p99_us": 1e6 * waits[len(waits) * 99 // 100],
             "depth": self._depth,

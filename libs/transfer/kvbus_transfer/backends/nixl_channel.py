@@ -15,7 +15,7 @@ from kvbus_transfer.messages import Wake
 from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import CudaRegion, Region
 
-_PIECE_BYTES = 2 << 20
+_PIECE_BYTES = 4 << 20
 _WINDOW = 8
 _WAKE_AGAIN_S = 0.04
 _ABANDON_S = 0.5
@@ -249,7 +249,7 @@ class Channel:
 
 
 def batches(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Lists of at most 2 MiB together: what one call may copy while the loop waits."""
+    """Lists of at most 4 MiB together: what one call may copy while the loop waits."""
     found: list[list[Piece]] = []
     held = _PIECE_BYTES
     for to, source, length in pieces:

@@ -177,7 +177,7 @@ class UcxBackend:
                 channel.worker.tag_recv(self._wrap(piece), self._ucx.UCXXTag(tag + number))
                 for number, piece in enumerate(pieces_of(job.targets))
             ]
-            target = Target(channel.worker.address.tobytes(), tag, job.peer.info.backends[self.name] != self._container)
+            target = Target(channel.address, tag, job.peer.info.backends[self.name] != self._container)
             fetch = Fetch(
                 grant=job.grant,
                 indices=job.indices,

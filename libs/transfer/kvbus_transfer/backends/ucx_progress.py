@@ -1,13 +1,13 @@
 """Waiting for a UCX worker without a thread and without spinning.
 
-Who spins takes the core from whoever it waits for, when cores are few: a read of 2 MiB took 15 ms on two busy cores. So after a few
-tries the worker is armed, and its file descriptor wakes the loop.
+Who spins takes the core from whoever it waits for, when cores are few: a read of 2 MiB took 15 ms on two busy cores. So after
+one try the worker is armed, and its file descriptor wakes the loop.
 """
 
 import asyncio
 from typing import Any
 
-_TRIES = 4
+_TRIES = 1
 _AGAIN_S = 0.02
 """Some transports do not wake: look again after that."""
 
@@ -17,6 +17,7 @@ class Progress:
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
+        self.address: bytes = worker.address.tobytes()
         worker.init_blocking_progress_mode()
         self._fd: int = worker.epoll_file_descriptor
         self._event: asyncio.Future[None] | None = None
@@ -24,7 +25,7 @@ class Progress:
         self._tries = 0
 
     async def step(self) -> None:
-        """Let it do what can be done; when that is nothing (several times), wait until it is something."""
+        """Let it do what can be done; when that is nothing twice, wait until it is something."""
         self.worker.progress()
         self._tries += 1
         if self._tries <= _TRIES:
