@@ -108,10 +108,12 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheBreakpoint(msgspec.Struct, frozen=True):
-    """The prompt is worth keeping up to and including turn ``turn`` (-1: the tools). ``ttl_s``: how long, None: the default."""
+    """The prompt is worth keeping up to and including turn ``turn`` (-1: the tools). ``ttl_s``: how long, None: the default.
+    ``after``: so many of the turn's last parts come behind it."""
 
     turn: int
     ttl_s: float | None = None
+    after: int = 0
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     ``continue_final``: the last turn is the assistant's, and its text is to be continued.
     ``template_variables``: more names for the chat template. ``reasoning``: whether the client wants the model to think
     (None: the model's default). ``harness``: the client program, as far as headers or the body tell (claude-code, codex, ...).
+    ``condensing``: the answer is to take the place of what was said.
     """
 
     generation: GenerationRequest
@@ -134,3 +137,4 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool | None = None
     breakpoints: tuple[CacheBreakpoint, ...] = ()
     harness: str = ""
+    condensing: bool = False

@@ -13,6 +13,8 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096
+CacheTime = Annotated[str, Meta(pattern=r"^(in[-_]memory|[1-9][0-9]{0,6}[smhd])$")]
+"""How long a prompt is to be kept: as long as it happens to be, or a time as 24h."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -45,6 +47,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[UInt32], Meta(max_length=256)] | None = None
     skip_special_tokens: bool | None = None
     cache_salt: ShortText | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: CacheTime | None = None
     nvext: NvExt | None = None
     kvbus: KvbusExt | None = None
 
@@ -103,9 +107,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """``cached_tokens`` of the prompt were not computed again."""
+    """``cached_tokens`` of the prompt were not computed again. ``unpinned_tokens`` (ours): so many were to be kept for a time and
+    are not, since the tenant's share is used up."""
 
     cached_tokens: int = 0
+    unpinned_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
@@ -123,13 +129,19 @@ class Usage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, *, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0
+        cls,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int = 0,
+        reasoning_tokens: int = 0,
+        unpinned_tokens: int = 0,
     ) -> "Usage":
         return cls(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens, unpinned_tokens or UNSET),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens),
         )
 

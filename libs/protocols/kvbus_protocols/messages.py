@@ -271,15 +271,25 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
     thinking_tokens: int
 
 
+class CacheCreation(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written under a breakpoint, by how long it is kept."""
+
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt has ``input_tokens`` + ``cache_read_input_tokens`` + ``cache_creation_input_tokens``: those that were computed
-    without being kept on request, those read from the cache, and those newly written to it under a breakpoint."""
+    without being kept on request, those read from the cache, and those newly written to it under a breakpoint.
+    ``unpinned_tokens`` (ours): so many were to be kept and are not, since the tenant's share is used up."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    cache_creation: CacheCreation | UnsetType = UNSET
     output_tokens_details: OutputTokensDetails | UnsetType = UNSET
+    unpinned_tokens: int | UnsetType = UNSET
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):

@@ -84,7 +84,7 @@ class _Turns:
     def __init__(self, listing: ToolListing) -> None:
         self._listing = listing
         self._turns: list[tuple[Role, list[Part]]] = []
-        self._kept_s: dict[int, float] = {}
+        self._kept_s: dict[tuple[int, int], float] = {}  # by the turn and how many of its parts are kept
         self.continue_final = False
 
     @property
@@ -146,15 +146,20 @@ class _Turns:
             self.mark(self.count - 1, control)
 
     def mark(self, turn: int, control: CacheControl | None) -> None:
-        """The prompt up to and including this turn (-1: the tools) is worth keeping; the longest time asked for counts."""
+        """The prompt up to and including what this turn holds so far (-1: the tools) is worth keeping; the longest time asked for
+        counts."""
         if control is not None:
-            self._kept_s[turn] = max(self._kept_s.get(turn, 0.0), _TTL_S[control.ttl or "5m"])
+            place = (turn, len(self._turns[turn][1]) if turn >= 0 else 0)
+            self._kept_s[place] = max(self._kept_s.get(place, 0.0), _TTL_S[control.ttl or "5m"])
 
     def all(self) -> tuple[Turn, ...]:
         return tuple(Turn(role, tuple(parts)) for role, parts in self._turns)
 
     def breakpoints(self) -> tuple[CacheBreakpoint, ...]:
-        return tuple(CacheBreakpoint(turn, ttl_s) for turn, ttl_s in sorted(self._kept_s.items()))
+        return tuple(
+            CacheBreakpoint(turn, ttl_s, len(self._turns[turn][1]) - parts if turn >= 0 else 0)
+            for (turn, parts), ttl_s in sorted(self._kept_s.items())
+        )
 
 
 def _blocks(content: str | Sequence[BlockParam]) -> Sequence[BlockParam]:

@@ -8,7 +8,27 @@ from pathlib import Path
 
 from kvbus_wire.checkpoint import CheckpointFeed, CheckpointHeader
 from kvbus_wire.errors import ErrorCode, ErrorReply
-from kvbus_wire.frontend import CancelResponse, Delta, Ended, Started, StepFrame, TokenLogprob, Usage
+from kvbus_wire.frontend import (
+    CancelResponse,
+    Delta,
+    Ended,
+    ForgetSession,
+    ForgottenSession,
+    HeldBlocks,
+    HeldChain,
+    ListSessions,
+    PrefetchSession,
+    SessionLease,
+    SessionList,
+    SessionPrefetched,
+    SessionScope,
+    SessionState,
+    Started,
+    StepFrame,
+    TokenLogprob,
+    Usage,
+    WhoseBlocks,
+)
 from kvbus_wire.guidance import CallSection, FreeBlock, Guidance, GuidedArgument, GuidedCall
 from kvbus_wire.indexer import (
     DescribeIndex,
@@ -222,6 +242,8 @@ WORKER_LIMITS = WorkerLimits(
     cordoned=("worker-3",),
 )
 
+SCOPE = SessionScope(client="key-0123456789ab", salt="acme")
+
 SAMPLES: tuple[Message, ...] = (
     ERROR,
     StepFrame(
@@ -233,6 +255,38 @@ SAMPLES: tuple[Message, ...] = (
         ended=(Ended(request_id="r2", reason="error", usage=USAGE, stop_token_id=2, error=ERROR),),
     ),
     CancelResponse(response_id="resp_0"),
+    ListSessions(scope=SCOPE, limit=20, before_s=1.7e9, session_id="s1"),
+    SessionList(
+        sessions=(
+            SessionState(
+                id="s1",
+                model="m",
+                created_s=1.7e9,
+                used_s=1.7e9 + 1.5,
+                parent="s0",
+                ephemeral=True,
+                final=True,
+                requests=3,
+                running=1,
+                prompt_tokens=300,
+                cached_tokens=200,
+                output_tokens=30,
+                unpinned_tokens=16,
+                worker_id="worker-1",
+                blocks=6,
+                tiers={"g1": 4, "g2": 6},
+                leases=(SessionLease(tokens=64, expires_s=1.7e9 + 300),),
+                prefetch_s=1.7e9 + 27,
+            ),
+        ),
+        has_more=True,
+    ),
+    ForgetSession(scope=SCOPE, session_id="s1"),
+    ForgottenSession(known=True, running=1, chains=(HeldChain(model="m", keys=KEYS, kept=1),)),
+    WhoseBlocks(chains=(KEYS, KEYS)),
+    HeldBlocks(counts=(1, 0)),
+    PrefetchSession(scope=SCOPE, session_id="s1", deadline_ms=1_700_000_000_000),
+    SessionPrefetched(model="m", worker_id="worker-1", prompt_tokens=64, cached_tokens=48, onboarded_tokens=32),
     IndexQuery(model="m", keys=KEYS, counts=False),
     IndexReply(matches=(Match(instance_id="worker-1", tier="g1", depth=2, predicted=True),)),
     DescribeIndex(),

@@ -74,9 +74,15 @@ class PromptCache:
         return self._stats
 
     def encode(
-        self, tokenizer: Tokenizer, segments: Iterable[Segment], *, keep_up_to: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        segments: Iterable[Segment],
+        *,
+        keep_up_to: int | None = None,
+        counts: bool = True,
     ) -> EncodedPrompt:
-        """The tokens of `Tokenizer.encode_segments`. Raises as that does. ``keep_up_to``: a prompt with more tokens is not kept."""
+        """The tokens of `Tokenizer.encode_segments`. Raises as that does. ``keep_up_to``: a prompt with more tokens is not kept.
+        ``counts``: it is in the statistics; not so the beginning of one that is there already."""
         names, steps = _chain(tokenizer.fingerprint, segments)
         with self._lock:
             parts = self._known(names, _TOKENS)
@@ -91,7 +97,8 @@ class PromptCache:
         with self._lock:
             if keep_up_to is None or end <= keep_up_to:
                 self._keep(names, _TOKENS, parts)
-            self._count(known, len(names) - known, cached_tokens, end - cached_tokens)
+            if counts:
+                self._count(known, len(names) - known, cached_tokens, end - cached_tokens)
         return EncodedPrompt(b"".join(parts), tuple(ends), tuple(names), cached_tokens)
 
     def attached(self, prompt: EncodedPrompt, label: bytes) -> list[bytes]:

@@ -86,3 +86,111 @@ class CancelResponse(Message, frozen=True):
     """From another frontend: end a response that runs in the background here. The answer is Done, whether it still ran or not."""
 
     response_id: str
+
+
+class SessionScope(Part, frozen=True):
+    """Whose sessions: ``client``: the name of the API key, ``salt``: what keeps cached blocks apart."""
+
+    client: str = ""
+    salt: str = ""
+
+
+class SessionLease(Part, frozen=True):
+    """The first ``tokens`` of the session's last prompt are kept until then, unix seconds."""
+
+    tokens: int
+    expires_s: float
+
+
+class SessionState(Part, frozen=True):
+    """``blocks``: of the newest prompt with its answer; ``tiers``: how many of them lie in each tier, on the instance that has most
+    (None: no indexer tells). ``prefetch_s``: when they are to be brought back, unix seconds."""
+
+    id: str
+    model: str
+    created_s: float
+    used_s: float
+    parent: str = ""
+    ephemeral: bool = False
+    final: bool = False
+    requests: int = 0
+    running: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    unpinned_tokens: int = 0
+    worker_id: str = ""
+    blocks: int = 0
+    tiers: dict[str, int] | None = None
+    leases: tuple[SessionLease, ...] = ()
+    prefetch_s: float | None = None
+
+
+class ListSessions(Message, frozen=True):
+    """The sessions of this scope that the frontend has served, the newest first, of those used before ``before_s`` (0: all), or the
+    one with this ``session_id``. The answer is a SessionList."""
+
+    scope: SessionScope
+    limit: int
+    before_s: float = 0.0
+    session_id: str = ""
+
+
+class SessionList(Message, frozen=True):
+    sessions: tuple[SessionState, ...] = ()
+    has_more: bool = False
+
+
+class ForgetSession(Message, frozen=True):
+    """Somebody deletes it: forget it, and the ephemeral sessions below it. The answer is a ForgottenSession; the blocks are the
+    asker's to drop."""
+
+    scope: SessionScope
+    session_id: str
+
+
+class HeldChain(Part, frozen=True):
+    """``keys``: of a whole chain, packed; its first ``kept`` blocks are needed by others."""
+
+    model: str
+    keys: bytes
+    kept: int = 0
+
+
+class ForgottenSession(Message, frozen=True):
+    """``known``: whether it was. ``running``: so many requests of it still run here; what they hold goes when they end."""
+
+    known: bool
+    running: int = 0
+    chains: tuple[HeldChain, ...] = ()
+
+
+class WhoseBlocks(Message, frozen=True):
+    """Of each chain (whole, packed): how much of it does a session of yours hold? The answer is HeldBlocks."""
+
+    chains: tuple[bytes, ...]
+
+
+class HeldBlocks(Message, frozen=True):
+    """``counts``: leading blocks, per chain."""
+
+    counts: tuple[int, ...]
+
+
+class PrefetchSession(Message, frozen=True):
+    """Bring back the blocks of a session that you know the last prompt of, by ``deadline_ms``. The answer is a SessionPrefetched;
+    ``gone`` when it is not known."""
+
+    scope: SessionScope
+    session_id: str
+    deadline_ms: int
+
+
+class SessionPrefetched(Message, frozen=True):
+    """``cached_tokens`` of the prompt lie in G1 of the worker now, ``onboarded_tokens`` of them were brought back."""
+
+    model: str
+    worker_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    onboarded_tokens: int = 0

@@ -8,20 +8,27 @@ from aiohttp import web
 from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.http_server import HttpServer
 from kvbus_frontend.adapters.models import Models
+from kvbus_frontend.adapters.prefetcher import Prefetcher
 from kvbus_frontend.adapters.response_store import ResponseStore, cluster_sealer
+from kvbus_frontend.adapters.session_blocks import SessionBlocks
+from kvbus_frontend.adapters.session_keeper import SessionKeeper
 from kvbus_frontend.adapters.speculation import Speculator
+from kvbus_frontend.core.sessions import Sessions
 from kvbus_frontend.handlers.api import Api
 from kvbus_frontend.handlers.chat import ChatHandler
 from kvbus_frontend.handlers.chat_flow import ChatFlow
 from kvbus_frontend.handlers.completions import CompletionsHandler
+from kvbus_frontend.handlers.frontend_control import FrontendControl
 from kvbus_frontend.handlers.messages import MessagesHandler, hello
 from kvbus_frontend.handlers.models import ModelsHandler
+from kvbus_frontend.handlers.prefetch import PrefetchHandler
 from kvbus_frontend.handlers.prompt import AskedReader, BodyReader, PromptHandler, ResponsesReader
 from kvbus_frontend.handlers.responses import ResponsesHandler
 from kvbus_frontend.handlers.responses_background import BackgroundResponses
 from kvbus_frontend.handlers.responses_compaction import CompactionHandler
 from kvbus_frontend.handlers.responses_flow import ResponsesFlow
 from kvbus_frontend.handlers.responses_socket import SocketHandler
+from kvbus_frontend.handlers.sessions import SessionsHandler
 from kvbus_frontend.handlers.tokenization import TokenizationHandler
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_protocols.prompt_view import PromptApi
@@ -45,6 +52,7 @@ class Frontend:
         generator: Generator,
         receiver: StepReceiver,
         executor: ThreadPoolExecutor,
+        keeper: SessionKeeper,
     ) -> None:
         self._server = server
         self._sockets = sockets
@@ -53,6 +61,7 @@ class Frontend:
         self._generator = generator
         self._receiver = receiver
         self._executor = executor
+        self._keeper = keeper
 
     @property
     def url(self) -> str:
@@ -61,6 +70,7 @@ class Frontend:
     async def drain(self, reason: str) -> None:
         self._api.admission.draining = True
         self._api.speculator.stop()
+        self._keeper.stop()
         try:
             await self._api.wait_idle()
         except asyncio.CancelledError:
@@ -73,6 +83,7 @@ class Frontend:
         await self._sockets.close()
         await self._server.stop()
         await self._generator.settle()
+        await self._keeper.settle()
         await self._receiver.close()
         self._models.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -96,13 +107,19 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
         service.spawn,
     )
     speculator = Speculator(generator, executor, settings, service.metrics, service.log, service.spawn)
-    api = Api(settings, models, generator, speculator, executor, service.metrics, service.log)
+    keeper = _session_keeper(service, settings, models)
+    api = Api(settings, models, generator, speculator, keeper, executor, service.metrics, service.log)
     flow = ChatFlow(api)
     responses = await _responses_flow(service, settings, api, flow)
     background = BackgroundResponses(api, responses, service)
-    await background.start()
     sockets = SocketHandler(api, responses, service.metrics)
-    routes = _routes(settings, api, flow, responses, models)
+    readers = _readers(settings, api, flow, responses)
+    sessions = SessionsHandler(keeper, settings)
+    prefetch = PrefetchHandler(api, keeper, sessions, readers)
+    control = FrontendControl(background.cancel_here, sessions, prefetch, keeper)
+    await control.start(service.bus, service.instance_id)
+    service.spawn(keeper.run(), name="prefetch")
+    routes = [*_routes(settings, api, flow, models, readers), *_session_routes(sessions, prefetch)]
     if settings.enable_openai_api:
         routes += _responses_routes(api, responses, background, sockets)
     server = HttpServer(
@@ -118,7 +135,7 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     await server.start()
     service.log.info("http_listens", url=server.url)
     await service.register()
-    return Frontend(server, sockets, api, models, generator, receiver, executor)
+    return Frontend(server, sockets, api, models, generator, receiver, executor, keeper)
 
 
 async def _responses_flow(service: Service, settings: FrontendSettings, api: Api, flow: ChatFlow) -> ResponsesFlow:
@@ -143,10 +160,50 @@ def _responses_routes(
     ]
 
 
-def _routes(
-    settings: FrontendSettings, api: Api, flow: ChatFlow, responses: ResponsesFlow, models: Models
-) -> list[web.RouteDef]:
+def _session_keeper(service: Service, settings: FrontendSettings, models: Models) -> SessionKeeper:
+    sessions = Sessions(limit=settings.max_sessions, limit_bytes=settings.session_bytes)
+    blocks = SessionBlocks(
+        service.bus, service.directory, service.instance_id, sessions.held, settings, service.metrics, service.log
+    )
+
+    def allowed(name: str) -> tuple[str, ...]:
+        model = models.get(name)
+        return model.offer.allowed if model is not None else ()
+
+    prefetcher = Prefetcher(service.bus, settings, allowed, service.metrics)
+    return SessionKeeper(sessions, blocks, prefetcher, settings, service.metrics, service.log, service.spawn)
+
+
+def _session_routes(sessions: SessionsHandler, prefetch: PrefetchHandler) -> list[web.RouteDef]:
+    return [
+        web.get("/v1/sessions", sessions.listed),
+        web.get("/v1/sessions/{id}", sessions.get),
+        web.delete("/v1/sessions/{id}", sessions.delete),
+        web.post("/v1/kv/prefetch", prefetch.post),
+    ]
+
+
+def _readers(
+    settings: FrontendSettings, api: Api, flow: ChatFlow, responses: ResponsesFlow
+) -> dict[PromptApi, AskedReader]:
+    """Of the requests whose prompts can be asked about."""
     readers: dict[PromptApi, AskedReader] = {}
+    if settings.enable_openai_api:
+        readers["chat"] = BodyReader(flow, ChatHandler(api, flow).conversation, ("messages", "tools", "tool_choice"))
+        readers["responses"] = ResponsesReader(responses)
+    if settings.enable_anthropic_api:
+        members = ("system", "messages", "tools", "tool_choice")
+        readers["messages"] = BodyReader(flow, MessagesHandler(api, flow).conversation, members)
+    return readers
+
+
+def _routes(
+    settings: FrontendSettings,
+    api: Api,
+    flow: ChatFlow,
+    models: Models,
+    readers: dict[PromptApi, AskedReader],
+) -> list[web.RouteDef]:
     listed, tokenization = ModelsHandler(models, settings.max_output_tokens), TokenizationHandler(api)
     routes = [
         web.get("/v1/models", listed.list),
@@ -160,14 +217,10 @@ def _routes(
             web.post("/v1/chat/completions", chat.post),
             web.post("/v1/completions", completions.post),
         ]
-        readers["chat"] = BodyReader(flow, chat.conversation, ("messages", "tools", "tool_choice"))
-        readers["responses"] = ResponsesReader(responses)
     if settings.enable_anthropic_api:
         messages = MessagesHandler(api, flow)
         routes += [
             web.post("/v1/messages", messages.post),
             web.post("/v1/messages/count_tokens", messages.count_tokens),
         ]
-        members = ("system", "messages", "tools", "tool_choice")
-        readers["messages"] = BodyReader(flow, messages.conversation, members)
     return [*routes, web.post("/v1/prompt", PromptHandler(api, readers).post)]

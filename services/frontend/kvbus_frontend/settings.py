@@ -107,6 +107,26 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     speculative_prefill_min_tokens: Annotated[int, Flag("with fewer new tokens than this it is not worth it")] = 32
     speculative_prefill_s: Annotated[float, Flag("a predicted prompt that is not computed by then is given up")] = 20.0
 
+    max_sessions: Annotated[int, Flag("most sessions that are remembered (the least recently used go)")] = 100_000
+    session_bytes: Annotated[int, Flag("memory for the block keys of sessions")] = 128 << 20
+    session_prompt_bytes: Annotated[
+        int, Flag("memory for the prompts of sessions, to bring their blocks back (0: none are kept)")
+    ] = 256 << 20
+    prefetch: Annotated[
+        str,
+        Flag(
+            "bring the blocks of waiting sessions back: never, when asked to, or also when a tool is expected to end",
+            choices=("never", "asked", "learned"),
+        ),
+    ] = "learned"
+    prefetch_lead_s: Annotated[float, Flag("how long before the next request is expected")] = 3.0
+    prefetch_min_wait_s: Annotated[float, Flag("a tool that is expected to run shorter than this needs none")] = 10.0
+    prefetch_s: Annotated[float, Flag("longest time for bringing one prompt back")] = 30.0
+    max_prefetches: Annotated[int, Flag("prompts that are brought back at a time")] = 16
+    max_planned_prefetches: Annotated[int, Flag("sessions whose blocks are to be brought back later")] = 20_000
+    max_tool_times: Annotated[int, Flag("tools (per tenant) whose run times are remembered")] = 10_000
+    session_timeout_s: Annotated[float, Flag("wait for other services about sessions and their blocks")] = 5.0
+
     keep_alive_s: Annotated[float, Flag("a stream that is silent this long gets an event that says nothing")] = 10.0
     stream_buffer_chars: Annotated[int, Flag("text kept for a client that reads slowly; beyond it is cut off")] = (
         1 << 20
@@ -123,6 +143,9 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     written_calls_ttl_s: Annotated[
         float, Flag("a kept tool call that nobody asks for is forgotten after this long")
     ] = 86_400.0
+    head_priority: Annotated[
+        int, Flag("priority of blocks with system prompts and tools, up to 100 (0: as that of all others)")
+    ] = 50
     inline_prompt_bytes: Annotated[int, Flag("bodies up to this size are prepared on the event loop")] = 50_000
 
     def __post_init__(self) -> None:
@@ -132,6 +155,8 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
             raise ValueError("http_port must be 0..65535")
         for name in (
             "max_body_bytes", "max_messages", "max_tools", "max_choices", "max_concurrent_requests", "max_models",
+            "max_sessions", "session_bytes", "prefetch_s", "max_prefetches", "max_planned_prefetches", "max_tool_times",
+            "session_timeout_s",
             "request_timeout_s", "body_timeout_s", "route_timeout_s", "generate_timeout_s", "heartbeat_timeout_s", "retry_pause_s",
             "response_ttl_s", "response_store_bytes", "response_store_entries", "max_stored_response_bytes",
             "response_events_bytes", "response_events_ttl_s", "max_websockets", "max_websocket_frames", "websocket_lifetime_s",
@@ -143,10 +168,13 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be positive")
         for name in (
             "route_retries", "migration_limit", "inline_prompt_bytes", "prompt_cache_bytes", "written_calls_bytes",
+            "session_prompt_bytes", "prefetch_lead_s", "prefetch_min_wait_s",
             "max_written_calls", "written_calls_ttl_s", "session_tools_bytes", "max_output_tokens",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if not 0 <= self.head_priority <= 100:
+            raise ValueError("head_priority must be 0..100")
         Stability.of(self)
 
     @property

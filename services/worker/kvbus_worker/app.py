@@ -149,7 +149,7 @@ class WorkerApp:
             self._kvbm.start()
         service.directory.on_change(self._greet)
         service.spawn(self._reporter.run(), name="load reports")
-        await service.register(worker=self._record())
+        await service.register(worker=self.record)
         service.health.set("engine", True, self._engine.info.name)
 
     def _greet(self, record: InstanceRecord, change: Change) -> None:
@@ -223,27 +223,32 @@ class WorkerApp:
             metrics=self._metrics,
             log=service.log,
         )
+        fitting = max(settings.offload_batch_bytes // info.block_bytes, 1)
         return Kvbm(
             link,
             self._engine,
             self._store,
-            OffloadQueue(limit_blocks=settings.offload_queue_blocks, batch_blocks=settings.offload_batch_blocks),
+            OffloadQueue(
+                limit_blocks=settings.offload_queue_blocks, batch_blocks=min(settings.offload_batch_blocks, fitting)
+            ),
             KvbmLimits(
                 onboard_timeout_s=settings.onboard_timeout_s,
                 onboard_batch_blocks=settings.onboard_batch_blocks,
+                onboard_batch_bytes=settings.onboard_batch_bytes,
                 onboard_min_blocks=settings.onboard_min_blocks,
                 onboard_max_blocks=settings.onboard_max_blocks,
                 onboard_parallel=settings.onboard_parallel,
                 onboard_probe_s=settings.onboard_probe_s,
                 offload_gather_s=settings.offload_gather_s,
                 offload_repair_s=settings.offload_repair_s,
-                max_keys=(service.bus.max_payload // 2) // KEY_BYTES,
+                max_keys=min((service.bus.max_payload // 2) // KEY_BYTES, settings.onboard_max_blocks),
             ),
             spawn=service.spawn,
             metrics=self._metrics,
         )
 
-    def _record(self) -> WorkerRecord:
+    @property
+    def record(self) -> WorkerRecord:
         info, settings = self._engine.info, self._settings
         return WorkerRecord(
             model=ModelCard(

@@ -85,13 +85,15 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     kvbm_timeout_s: Annotated[float, Flag("limit of one request to kvbm")] = 2.0
     kvbm_retry_s: Annotated[float, Flag("after a failure kvbm is left alone this long")] = 2.0
     offload_queue_blocks: Annotated[int, Flag("blocks that wait for write-through; more push the oldest out")] = 8192
-    offload_batch_blocks: Annotated[int, Flag("blocks written through at once")] = 64
+    offload_batch_blocks: Annotated[int, Flag("blocks written through at once")] = 256
+    offload_batch_bytes: Annotated[int, Flag("bytes written through at once, as far as that is a block")] = 16 << 20
     offload_gather_s: Annotated[float, Flag("new blocks wait this long for others before they are written through")] = (
-        0.05
+        0.1
     )
     offload_repair_s: Annotated[float, Flag("least time between whole chains offered to a kvbm that lost a part")] = 5.0
     onboard_timeout_s: Annotated[float, Flag("onboarding that takes longer is given up: recompute")] = 5.0
-    onboard_batch_blocks: Annotated[int, Flag("blocks copied and imported at once")] = 64
+    onboard_batch_blocks: Annotated[int, Flag("blocks copied and imported at once")] = 256
+    onboard_batch_bytes: Annotated[int, Flag("bytes copied and imported at once, as far as that is a block")] = 32 << 20
     onboard_max_blocks: Annotated[int, Flag("blocks onboarded for one request")] = 16_384
     onboard_min_blocks: Annotated[int, Flag("shorter runs are not worth asking for")] = 1
     onboard_probe_s: Annotated[float, Flag("a lower tier slower than computing is tried again this often")] = 10.0
@@ -115,7 +117,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             "snapshot_chunk_blocks",
             "offload_queue_blocks",
             "offload_batch_blocks",
+            "offload_batch_bytes",
             "onboard_batch_blocks",
+            "onboard_batch_bytes",
             "onboard_min_blocks",
             "onboard_max_blocks",
             "onboard_parallel",

@@ -12,7 +12,7 @@ from kvbus_worker.models import tiny
 MakeEngine = Callable[..., Engine]
 
 
-def _torch(folder: Path, arch: tiny.Architecture, **limits: int) -> Engine:
+def _torch(folder: Path, arch: tiny.Architecture, **limits: float) -> Engine:
     pytest.importorskip("torch")
     from kvbus_worker.engines.torch.engine import TorchEngine
     from kvbus_worker.engines.torch.settings import TorchSettings
@@ -22,7 +22,7 @@ def _torch(folder: Path, arch: tiny.Architecture, **limits: int) -> Engine:
     return TorchEngine(TorchSettings(model_dir=str(folder), **limits))  # type: ignore[arg-type]
 
 
-def _mock(**limits: int) -> Engine:
+def _mock(**limits: float) -> Engine:
     from kvbus_tokenizers import byte_level_bundle, load_tokenizer
     from kvbus_worker.engines.mock import MockConfig, MockEngine, TimingModel, TokenizerVocabulary
 
@@ -39,7 +39,7 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_engine(request: pytest.FixtureRequest, model_folders: Path) -> MakeEngine:
     name: str = request.param
 
-    def make(**limits: int) -> Engine:
+    def make(**limits: float) -> Engine:
         small = {
             "block_size": 16,
             "total_blocks": 64,

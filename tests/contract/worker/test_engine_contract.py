@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvbus_blocks.keys import ROOT, chain_keys
-from kvbus_blocks.retention import Directive
+from kvbus_blocks.retention import KINDS, Directive, Kind
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.frontend import Ended, Started
 from kvbus_wire.packing import pack_tokens, unpack_tokens
@@ -451,3 +451,43 @@ async def test_blocks_in_use_are_not_dropped(make_engine: MakeEngine) -> None:
         assert await engine.drop_blocks(keys_of(tokens)) == 0
         engine.cancel("a")
         await recorder.end_of("a")
+
+
+def _of_all(kind: Kind, tenant: str = "t") -> tuple[DirectiveRun, ...]:
+    return (DirectiveRun(0, None, Directive(kind, 0, None, tenant)),)
+
+
+async def test_ephemeral_blocks_go_first_and_pinned_ones_last(make_engine: MakeEngine) -> None:
+    engine = make_engine(total_blocks=24)
+    async with running(engine) as recorder:
+        prompts = {kind: prompt(i, 100) for i, kind in enumerate(KINDS)}
+        for kind in reversed(KINDS):  # the oldest is pinned
+            engine.submit(msgspec.structs.replace(request(kind, prompts[kind], 1), directives=_of_all(kind)))
+            await recorder.end_of(kind)
+        engine.submit(request("d", prompt(8, 200), 1))
+        await recorder.end_of("d")
+        held = [engine.cached_blocks(keys_of(prompts[kind])) for kind in KINDS]
+    assert held == [0, 5, 6]
+
+
+async def test_a_tenant_pins_no_more_than_its_share_and_the_beginning_first(make_engine: MakeEngine) -> None:
+    engine = make_engine(total_blocks=40, pin_share=0.25)
+    async with running(engine) as recorder:
+        for name, tenant, seed in (("a", "one", 1), ("b", "one", 2), ("c", "two", 3)):
+            engine.submit(
+                msgspec.structs.replace(request(name, prompt(seed, 100), 1), directives=_of_all("pinned", tenant))
+            )
+            await recorder.end_of(name)
+        pinned = [
+            [held.kind == "pinned" for held in engine.directives(keys_of(prompt(seed, 100))[:6])] for seed in (1, 2, 3)
+        ]
+    assert pinned == [[True] * 6, [True] * 4 + [False] * 2, [True] * 6]
+
+
+async def test_pins_do_not_keep_requests_out(make_engine: MakeEngine) -> None:
+    engine = make_engine(total_blocks=24, pin_share=1.0)
+    async with running(engine) as recorder:
+        for i in range(6):
+            engine.submit(msgspec.structs.replace(request(str(i), prompt(i, 200), 1), directives=_of_all("pinned")))
+            (ended,) = await recorder.end_of(str(i))
+            assert ended.reason == "length"

@@ -70,6 +70,7 @@ class FakeKvbm:
         self.lift = asyncio.Event()
         self.lift.set()
         self.lifts = 3
+        self.max_wait_s = 60.0
         self.waits: list[float] = []
         self.retained: list[RetainBlocks] = []
         self.reservations: list[ReserveBlocks] = []
@@ -129,7 +130,7 @@ class FakeKvbm:
         self.waits.append(message.wait_s)
         if not high and known and message.wait_s:
             try:
-                async with asyncio.timeout(message.wait_s):
+                async with asyncio.timeout(min(message.wait_s, self.max_wait_s)):
                     await self.lift.wait()
             except TimeoutError:
                 return PinnedBlocks(lease_id="", lease_s=0.0, slots=(), coming=known)
@@ -185,6 +186,7 @@ class Client:
         limits = KvbmLimits(
             onboard_timeout_s=0.5,
             onboard_batch_blocks=3,
+            onboard_batch_bytes=1 << 20,
             onboard_min_blocks=1,
             onboard_max_blocks=SLOTS,
             onboard_parallel=1,

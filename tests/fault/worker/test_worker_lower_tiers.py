@@ -66,6 +66,18 @@ async def test_a_prefetch_waits_though_computing_would_be_sooner(pair: tuple[Cli
 
 
 @with_g3
+async def test_a_prefetch_asks_again_when_kvbm_waits_no_longer(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await _in_lower_tier(client, fake, 0)
+    fake.lift.clear()
+    fake.max_wait_s = 0.01
+    bringing = asyncio.create_task(client.kvbm.prefetch(KEYS, pack_tokens(TOKENS), 60.0))
+    await eventually(lambda: len(fake.waits) > 3, what="more questions")
+    fake.lift.set()
+    assert await bringing == len(KEYS) * BLOCK
+
+
+@with_g3
 async def test_a_prefetch_of_what_is_nowhere_ends_at_once(pair: tuple[Client, FakeKvbm]) -> None:
     client, fake = pair
     await eventually(lambda: client.link.pool is not None, what="an attached kvbm")
@@ -104,7 +116,7 @@ async def test_directives_go_to_kvbm_and_what_it_does_not_pin_comes_back(pair: t
     await eventually(lambda: client.link.pool is not None, what="an attached kvbm")
     fake.unpinned = (2,)
     runs = (DirectiveRun(1, 3, Directive("pinned", 0, None, "t")), DirectiveRun(5, 6, Directive(priority=-1)))
-    assert await client.kvbm.retain(KEYS, runs) == {KEYS[2]}
+    assert await client.kvbm.retain(KEYS, runs) == frozenset({KEYS[2]})
     message = fake.retained[0]
     assert unpack_keys(message.keys) == KEYS[:6]
     assert message.directives == (BlockDirective(1, 3, "pinned", 0, None, "t"), BlockDirective(5, 6, "normal", -1))

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kvbus_blocks.keys import KEY_BYTES
 from kvbus_frontend.app import Frontend, start_frontend
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_runtime.errors import RequestFailed
@@ -21,11 +22,23 @@ from kvbus_testkit.timing import eventually
 from kvbus_tokenizers import ModelBundle, bundle_name, byte_level_bundle, pack_bundle
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, StepFrame, TokenLogprob, Usage
+from kvbus_wire.indexer import IndexQuery, IndexReply
+from kvbus_wire.kvbm import DropBlocks, DroppedBlocks
 from kvbus_wire.message import encode
 from kvbus_wire.packing import TOKEN_BYTES, pack_tokens, unpack_tokens
-from kvbus_wire.records import ModelCard, WorkerRecord
+from kvbus_wire.records import KvbmRecord, ModelCard, WorkerRecord
 from kvbus_wire.router import Placement, Progress, RouteRequest
-from kvbus_wire.worker import Accepted, Cancel, Done, Generate, NeedTokens, ReplayedSteps, ReplaySteps
+from kvbus_wire.worker import (
+    Accepted,
+    Cancel,
+    Done,
+    Generate,
+    NeedTokens,
+    Prefetch,
+    Prefetched,
+    ReplayedSteps,
+    ReplaySteps,
+)
 
 BLOCK_SIZE = 4
 CONTEXT_LENGTH = 512
@@ -50,8 +63,14 @@ class Output:
         self._sent += len(tokens)
         await self._worker.send(self.message, deltas=(delta,))
 
-    async def end(self, reason: str = "stop", *, error: ErrorReply | None = None, token: int | None = None) -> None:
-        usage = Usage(prompt_tokens=self._worker.prompt_tokens(self.message), output_tokens=self._sent)
+    async def end(
+        self, reason: str = "stop", *, error: ErrorReply | None = None, token: int | None = None, unpinned: int = 0
+    ) -> None:
+        usage = Usage(
+            prompt_tokens=self._worker.prompt_tokens(self.message),
+            output_tokens=self._sent,
+            unpinned_tokens=unpinned,
+        )
         ended = Ended(request_id=self.message.request_id, reason=reason, usage=usage, stop_token_id=token, error=error)
         await self._worker.send(self.message, ended=(ended,))
 
@@ -73,6 +92,11 @@ class FakeWorker:
         self.service = service
         self.requests: list[Generate] = []
         self.cancels: list[Cancel] = []
+        self.prefetches: list[Prefetch] = []
+        self.drops: list[DropBlocks] = []
+        self.bring: Callable[[Prefetch], Prefetched | NeedTokens] = lambda m: Prefetched(
+            request_id=m.request_id, cached_tokens=m.prefix_tokens + len(m.tokens) // TOKEN_BYTES, onboarded_tokens=8
+        )
         self.play: Play = hello
         self.answer: Callable[[Generate], Accepted | NeedTokens] = lambda m: Accepted(
             request_id=m.request_id, incarnation=service.incarnation
@@ -80,14 +104,20 @@ class FakeWorker:
         self._sent: dict[str, list[StepFrame]] = {}
         self._cancelled = asyncio.Event()
 
+    @property
+    def dropped(self) -> list[bytes]:
+        """Keys, in the order in which they were dropped."""
+        keys = b"".join(message.keys for message in self.drops)
+        return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
     @staticmethod
     def prompt_tokens(message: Generate) -> int:
         return message.prefix_tokens + len(message.tokens) // TOKEN_BYTES - message.resumed
 
     async def start(self, card: ModelCard) -> None:
         bus, name = self.service.bus, self.service.instance_id
-        await bus.serve(bus.subjects.generate(name), [Generate], self._generate)
-        await bus.serve(bus.subjects.control(name), [Cancel, ReplaySteps], self._control)
+        await bus.serve(bus.subjects.generate(name), [Generate, Prefetch], self._generate)
+        await bus.serve(bus.subjects.control(name), [Cancel, ReplaySteps, DropBlocks], self._control)
         await self.register(card)
 
     async def register(self, card: ModelCard) -> None:
@@ -97,7 +127,10 @@ class FakeWorker:
         )  # fmt: skip
         await self.service.register(worker=record)
 
-    async def _generate(self, message: Generate, _context: Any) -> Accepted | NeedTokens:
+    async def _generate(self, message: Generate | Prefetch, _context: Any) -> Accepted | NeedTokens | Prefetched:
+        if isinstance(message, Prefetch):
+            self.prefetches.append(message)
+            return self.bring(message)
         self.requests.append(message)
         reply = self.answer(message)
         if isinstance(reply, Accepted):
@@ -107,7 +140,12 @@ class FakeWorker:
     async def _run(self, message: Generate) -> None:
         await self.play(Output(self, message))
 
-    async def _control(self, message: Cancel | ReplaySteps, _context: Any) -> Done | ReplayedSteps:
+    async def _control(
+        self, message: Cancel | ReplaySteps | DropBlocks, _context: Any
+    ) -> Done | ReplayedSteps | DroppedBlocks:
+        if isinstance(message, DropBlocks):
+            self.drops.append(message)
+            return DroppedBlocks(blocks={"g1": len(message.keys) // KEY_BYTES})
         if isinstance(message, Cancel):
             self.cancels.append(message)
             self._cancelled.set()
@@ -182,6 +220,50 @@ class FakeRouter:
     async def close(self) -> None: ...
 
 
+class FakeKvbm:
+    """Drops what it is told to, as from three tiers."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.drops: list[DropBlocks] = []
+
+    async def start(self) -> None:
+        bus = self.service.bus
+        await bus.serve(bus.subjects.control(self.service.instance_id), [DropBlocks], self._drop)
+        await self.service.register(kvbm=KvbmRecord(g2_bytes=1))
+
+    async def _drop(self, message: DropBlocks, _context: Any) -> DroppedBlocks:
+        self.drops.append(message)
+        count = len(message.keys) // KEY_BYTES
+        return DroppedBlocks(blocks={"g2": count, "g3": count, "g4": 1})
+
+    async def drain(self, reason: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class FakeIndexer:
+    """Answers all queries by ``reply``."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.queries: list[IndexQuery] = []
+        self.reply = IndexReply()
+
+    async def start(self) -> None:
+        bus = self.service.bus
+        await bus.serve(bus.subjects.index_query("*"), [IndexQuery], self._answer, queue="indexers")
+        await self.service.register()
+
+    async def _answer(self, message: IndexQuery, _context: Any) -> IndexReply:
+        self.queries.append(message)
+        return self.reply
+
+    async def drain(self, reason: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Cluster:
     """Starts what a test asks for, and stops it at the end."""
 
@@ -224,6 +306,30 @@ class Cluster:
             host("router", CommonSettings(**self.common, instance_id="router"), start)
         )
         assert isinstance(running.app, FakeRouter)
+        return running.app
+
+    async def add_kvbm(self, instance: str = "k1") -> FakeKvbm:
+        async def start(service: Service, _settings: CommonSettings) -> FakeKvbm:
+            kvbm = FakeKvbm(service)
+            await kvbm.start()
+            return kvbm
+
+        running = await self.stack.enter_async_context(
+            host("kvbm", CommonSettings(**self.common, instance_id=instance), start)
+        )
+        assert isinstance(running.app, FakeKvbm)
+        return running.app
+
+    async def add_indexer(self) -> FakeIndexer:
+        async def start(service: Service, _settings: CommonSettings) -> FakeIndexer:
+            indexer = FakeIndexer(service)
+            await indexer.start()
+            return indexer
+
+        running = await self.stack.enter_async_context(
+            host("indexer", CommonSettings(**self.common, instance_id="i1"), start)
+        )
+        assert isinstance(running.app, FakeIndexer)
         return running.app
 
     async def add_frontend(self, **settings: Any) -> None:

@@ -122,18 +122,26 @@ async def test_the_template_sees_the_conversation_in_its_own_terms(cluster: Any)
 
 
 async def test_breakpoints_are_kept_and_what_they_write_is_counted(cluster: Any) -> None:
-    await cluster.start()
+    await cluster.start(head_priority=0)
     kept = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     system = [{"type": "text", "text": "You are an agent.", **kept}]
     cluster.worker.play = says("x", cached=8)
     _, found = await cluster.post("/v1/messages", body(system=system))
     (retention,) = cluster.worker.requests[0].retention
     assert (retention.start, retention.ttl_s, retention.kind) == (0, 3600.0, "pinned")
-    covered = bytes(t for t in unpack_tokens(cluster.worker.requests[0].tokens)[: retention.end] if t < 256).decode()
-    assert covered.endswith("You are an agent.")
+    tokens = unpack_tokens(cluster.worker.requests[0].tokens)
+    whole, next_block = (
+        bytes(t for t in tokens[:end] if t < 256).decode() for end in (retention.end, retention.end + 4)
+    )
+    assert whole.rstrip() in next_block
+    assert "You are an agent." in next_block, "all of it but what is less than a block"
     usage, prompt_tokens = found["usage"], len(cluster.worker.requests[0].tokens) // 4
     assert usage["cache_creation_input_tokens"] == retention.end - 8
     assert usage["cache_read_input_tokens"] == 8
+    assert usage["cache_creation"] == {
+        "ephemeral_5m_input_tokens": 0,
+        "ephemeral_1h_input_tokens": retention.end - 8,
+    }
     assert sum(usage[kind] for kind in usage if kind.endswith("input_tokens")) == prompt_tokens
 
 

@@ -7,9 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvbus_blocks.retention import KINDS, PLAIN, Directive, PinCaps, apply, effective, value
+from kvbus_kvbm.core.block import Block
 from kvbus_kvbm.core.errors import LeaseGone, TooManyLeases
+from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pool import Pool, PoolLimits
 from kvbus_wire.kv_events import KvEvent, Removed, Stored
+from kvbus_wire.kvbm import BlockDirective
 from kvbus_wire.packing import pack_keys, unpack_keys
 
 LEASE_S, QUARANTINE_S, MAX_LEASES = 10.0, 25.0, 3
@@ -17,6 +21,18 @@ LIMITS = PoolLimits(
     lease_s=LEASE_S, quarantine_s=QUARANTINE_S, max_leases_per_instance=MAX_LEASES, max_keys_per_request=16
 )
 INSTANCES = ["worker-a", "worker-b"]
+# What is said of all blocks of a request.
+directives = st.sampled_from(
+    [
+        None,
+        None,
+        BlockDirective(start=0, end=16, kind="pinned", ttl_s=12.0, tenant="t"),
+        BlockDirective(start=0, end=16, kind="pinned", ttl_s=30.0, tenant="u"),
+        BlockDirective(start=0, end=16, kind="ephemeral"),
+        BlockDirective(start=0, end=16, priority=40, ttl_s=12.0),
+        BlockDirective(start=0, end=16, priority=-40),
+    ]
+)
 
 # A chain is a path in a binary tree: "0110" is the block below "011". Few of them, so that they meet.
 paths = st.sampled_from(["0", "00", "001", "0010", "00100", "01", "1", "10", "101"])
@@ -40,7 +56,11 @@ class NaiveBlock:
     state: str = "reserved"
     checksum: int = 0
     used: int = 0
+    uses: int = 0
+    base: float = 0.0
+    directive: Directive = PLAIN
     pins: int = 0
+    held: int = 0
     dropped: bool = False
     writing: bool = True
 
@@ -62,6 +82,22 @@ class NaivePool:
     leases: dict[str, NaiveLease] = field(default_factory=dict)
     lingering: list[NaiveBlock] = field(default_factory=list)
     resting: list[float] = field(default_factory=list)
+    inflation: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.caps = PinCaps(self.slots, LIMITS.pin_share)
+
+    def use(self, block: NaiveBlock, *, counted: bool = True) -> None:
+        block.used, block.uses, block.base = self.uses, block.uses + counted, self.inflation
+
+    def say(self, block: NaiveBlock, said: Directive, *, is_new: bool = False) -> bool:
+        held = None if is_new else block.directive
+        block.directive, refused = apply(self.caps, block.path, held, said, self.now_s)
+        return refused
+
+    def meaning(self, said: BlockDirective) -> Directive:
+        expires_s = None if said.ttl_s is None else self.now_s + said.ttl_s
+        return Directive(said.kind, said.priority, expires_s, said.tenant)  # type: ignore[arg-type]
 
     @property
     def free(self) -> int:
@@ -74,6 +110,7 @@ class NaivePool:
         for other in [p for p in self.blocks if p.startswith(path)]:
             block = self.blocks.pop(other)
             block.dropped = True
+            self.caps.forget(other)
             if block.pins or block.writing:
                 self.lingering.append(block)
 
@@ -107,7 +144,7 @@ class NaivePool:
             self.end(lease_id, abandoned=True)
         self.resting = [end for end in self.resting if end > now_s]
 
-    def victim(self, protected: str) -> NaiveBlock | None:
+    def victim(self, protected: str, *, spare_pinned: bool = False) -> NaiveBlock | None:
         leaves = [
             b
             for b in self.blocks.values()
@@ -115,8 +152,29 @@ class NaivePool:
             and not b.pins
             and b.path != protected
             and not any(p != b.path and p.startswith(b.path) for p in self.blocks)
+            and not (spare_pinned and self.kind(b) == "pinned")
         ]
-        return min(leaves, key=lambda b: b.used, default=None)
+        return min(leaves, key=self.rank, default=None)
+
+    def kind(self, block: NaiveBlock) -> str:
+        return effective(block.directive, self.now_s).kind
+
+    def rank(self, block: NaiveBlock) -> tuple[int, float, int, bytes]:
+        said = effective(block.directive, self.now_s)
+        return KINDS.index(said.kind), self.score(block), block.used, key(block.path)
+
+    def score(self, block: NaiveBlock) -> float:
+        return block.base + value(effective(block.directive, self.now_s), len(block.path) - 1, block.uses)
+
+    def make_room(self, above: str, *, spare_pinned: bool = False) -> bool:
+        if self.free:
+            return True
+        victim = self.victim(above, spare_pinned=spare_pinned)
+        if victim is None:
+            return False
+        self.inflation = max(self.inflation, self.score(victim))
+        self.drop(victim.path)
+        return True
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -128,6 +186,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.generations: dict[int, int] = {}
         self.checksums: dict[tuple[int, int], int] = {}
         self.ended: list[str] = []
+        self.held: list[tuple[list[Block], list[NaiveBlock]]] = []
+        self.filling: list[tuple[list[Block], list[NaiveBlock]]] = []
 
     @property
     def now_s(self) -> float:
@@ -136,8 +196,8 @@ class PoolMachine(RuleBasedStateMachine):
     def room(self, instance: str) -> bool:
         return sum(lease.instance == instance for lease in self.naive.leases.values()) < MAX_LEASES
 
-    @rule(path=paths, first=st.sampled_from([1, 1, 2, 3]), instance=st.sampled_from(INSTANCES))
-    def reserve(self, path: str, first: int, instance: str) -> None:
+    @rule(path=paths, first=st.sampled_from([1, 1, 2, 3]), instance=st.sampled_from(INSTANCES), directive=directives)
+    def reserve(self, path: str, first: int, instance: str, directive: BlockDirective | None) -> None:
         wanted = chain(path, min(first, len(path)))
         parent = wanted[0][:-1]
         if not self.room(instance):
@@ -146,8 +206,10 @@ class PoolMachine(RuleBasedStateMachine):
             except TooManyLeases:
                 return
             raise AssertionError("a lease over the limit")
-        reserved = self.pool.reserve(instance, key(parent), pack_keys(map(key, wanted)), self.now_s)
-        expected = self.expect_reservation(parent, wanted)
+        said = () if directive is None else (directive,)
+        reserved = self.pool.reserve(instance, key(parent), pack_keys(map(key, wanted)), self.now_s, said)
+        meant = PLAIN if directive is None else self.naive.meaning(directive)
+        expected = self.expect_reservation(parent, wanted, meant)
         assert [slot is not None for slot in reserved.slots] == [block is not None for block in expected]
         assert bool(reserved.lease_id) == any(expected)
         for slot in reserved.slots:
@@ -157,7 +219,7 @@ class PoolMachine(RuleBasedStateMachine):
         if reserved.lease_id:
             self.naive.leases[reserved.lease_id] = NaiveLease(instance, self.now_s + LEASE_S, True, expected)
 
-    def expect_reservation(self, parent: str, wanted: list[str]) -> list[NaiveBlock | None]:
+    def expect_reservation(self, parent: str, wanted: list[str], said: Directive) -> list[NaiveBlock | None]:
         naive, expected = self.naive, list[NaiveBlock | None]()
         if parent and parent not in naive.blocks:
             return [None] * len(wanted)
@@ -167,14 +229,12 @@ class PoolMachine(RuleBasedStateMachine):
             if block is not None:
                 expected.append(None)
             else:
-                if not naive.free:
-                    victim = naive.victim(protected=path[:-1])
-                    if victim is None:
-                        break
-                    naive.drop(victim.path)
+                if not naive.make_room(path[:-1]):
+                    break
                 block = naive.blocks[path] = NaiveBlock(path)
                 expected.append(block)
-            block.used = naive.uses
+            naive.use(block)
+            naive.say(block, said, is_new=expected[-1] is block)
         return expected + [None] * (len(wanted) - len(expected))
 
     @precondition(lambda self: any(lease.write for lease in self.naive.leases.values()))
@@ -229,7 +289,8 @@ class PoolMachine(RuleBasedStateMachine):
             self.naive.uses += 1
             for block in run:
                 assert block is not None
-                block.used, block.pins = self.naive.uses, block.pins + 1
+                self.naive.use(block)
+                block.pins += 1
             self.naive.leases[pinned.lease_id] = NaiveLease(instance, self.now_s + LEASE_S, False, run)
 
     @precondition(lambda self: self.naive.leases)
@@ -245,6 +306,94 @@ class PoolMachine(RuleBasedStateMachine):
                 self.naive.drop(block.path)
         self.naive.end(lease_id, abandoned=False)
         self.ended.append(lease_id)
+
+    @rule(path=paths, directive=directives.filter(bool))
+    def retain(self, path: str, directive: BlockDirective) -> None:
+        wanted = chain(path)
+        retained = self.pool.retain(pack_keys(map(key, wanted)), (directive,), self.now_s)
+        naive = self.naive
+        naive.uses += 1
+        unpinned: list[int] = []
+        for position, part in enumerate(wanted):
+            block = naive.blocks.get(part)
+            if block is None:
+                continue
+            naive.use(block, counted=False)
+            if naive.say(block, naive.meaning(directive)):
+                unpinned.append(position)
+        assert list(retained.unpinned) == unpinned
+
+    @rule(path=paths, first=st.sampled_from([1, 2, 3]))
+    def drop_on_request(self, path: str, first: int) -> None:
+        wanted = chain(path, min(first, len(path)))
+        expected = 0
+        for part in reversed(wanted):
+            block = self.naive.blocks.get(part)
+            below = any(p != part and p.startswith(part) for p in self.naive.blocks)
+            if block is None or block.state != "present" or block.pins > block.held or below:
+                continue
+            self.naive.drop(part)
+            expected += 1
+        assert self.pool.drop_blocks(pack_keys(map(key, wanted)), self.now_s) == expected
+
+    @rule(path=paths)
+    def hold_for_a_lower_tier(self, path: str) -> None:
+        blocks = self.pool.moves.hold([key(part) for part in chain(path)])
+        naive = [self.naive.blocks[part] for part in chain(path) if part and self.naive.is_present(part)]
+        assert [block.key for block in blocks] == [key(block.path) for block in naive]
+        for block in naive:
+            block.pins, block.held = block.pins + 1, block.held + 1
+        self.held.append((blocks, naive))
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def let_go(self) -> None:
+        blocks, naive = self.held.pop(0)
+        self.pool.moves.let_go(blocks)
+        for block in naive:
+            block.pins, block.held = block.pins - 1, block.held - 1
+        self.naive.settle()
+
+    @rule(path=paths, first=st.sampled_from([1, 1, 2, 3]))
+    def make_room_for_what_comes_from_below(self, path: str, first: int) -> None:
+        wanted = chain(path, min(first, len(path)))
+        above = wanted[0][:-1]
+        blocks = self.pool.moves.make_room(key(above), [key(part) for part in wanted])
+        expected: list[NaiveBlock] = []
+        for part in wanted if not above or above in self.naive.blocks else []:
+            if part in self.naive.blocks or not self.naive.make_room(part[:-1], spare_pinned=True):
+                break
+            block = self.naive.blocks[part] = NaiveBlock(part)
+            expected.append(block)
+        assert [block.key for block in blocks] == [key(block.path) for block in expected]
+        for made in blocks:
+            self.generations[made.slot] = made.generation
+        if blocks:
+            self.filling.append((blocks, expected))
+
+    @precondition(lambda self: self.filling)
+    @rule(data=st.data(), directive=directives)
+    def fill(self, data: st.DataObject, directive: BlockDirective | None) -> None:
+        blocks, naive = self.filling.pop(0)
+        good = data.draw(st.integers(0, len(blocks)))
+        said = PLAIN if directive is None else self.naive.meaning(directive)
+        metas = [
+            BlockMeta(block.key, key(one.path[:-1]), len(one.path) - 1, 7, said)
+            for block, one in zip(blocks[:good], naive, strict=False)
+        ]
+        self.pool.moves.fill(blocks, metas)
+        self.naive.uses += 1
+        for position, block in enumerate(naive):
+            block.writing = False
+            if block.dropped:
+                continue
+            if position >= good:
+                self.naive.drop(block.path)
+                continue
+            block.checksum, block.state = 7, "written"
+            self.naive.use(block, counted=False)
+            self.naive.say(block, said, is_new=True)
+        self.naive.settle()
 
     @rule(instance=st.sampled_from(INSTANCES))
     def leave(self, instance: str) -> None:
@@ -263,6 +412,16 @@ class PoolMachine(RuleBasedStateMachine):
         for seconds in (LEASE_S, QUARANTINE_S):
             self.naive.advance(self.now_s + seconds)
             self.pool.expire(self.now_s)
+        while self.held:
+            self.let_go()
+        for blocks, naive in self.filling:
+            self.pool.moves.fill(blocks, [])
+            for block in naive:
+                block.writing = False
+                if not block.dropped:
+                    self.naive.drop(block.path)
+        self.filling.clear()
+        self.naive.settle()
         usage = self.pool.usage()
         assert (usage.leases, usage.reserved, usage.pinned, usage.quarantined) == (0, 0, 0, 0)
         assert usage.free + usage.present == usage.slots, "a slot leaked"
@@ -279,6 +438,9 @@ class PoolMachine(RuleBasedStateMachine):
         usage = self.pool.usage()
         assert (usage.free, usage.quarantined) == (self.naive.free, len(self.naive.resting))
         assert usage.leases == len(self.naive.leases)
+        self.naive.caps.expire(self.now_s)
+        pinned = [b for b in self.naive.blocks.values() if self.naive.kind(b) == "pinned"]
+        assert len(pinned) == len(self.naive.caps)
         self.replay(self.pool.take_events())
         assert set(self.replayed) == present, "replayed events give the content"
 

@@ -4,15 +4,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from kvbus_blocks.keys import chain_keys
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.frontend import Ended
-from kvbus_wire.packing import unpack_tokens
+from kvbus_wire.packing import pack_tokens, unpack_tokens
 from kvbus_wire.request import Sampling, Stopping
 from kvbus_worker.engines.base import BlocksRemoved, BlocksStored, EngineError, EngineRequest
 from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits
 from kvbus_worker.engines.mock.speech import one_by_one, played
 from kvbus_worker.engines.mock.timing import TimingModel
 from kvbus_worker.engines.mock.vocabulary import made_up_tokens
+from tests.property.worker.directive_runs import run_lists
 
 BLOCK = 4
 LIMITS = SchedulerLimits(
@@ -21,8 +23,8 @@ LIMITS = SchedulerLimits(
 WORDS = list(range(50, 90))
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
-requests = st.tuples(prompts, st.integers(1, 12), st.integers(0, 2), st.booleans())
-actions = st.lists(st.one_of(requests, st.integers(0, 9), st.none()), max_size=60)
+requests = st.tuples(prompts, st.integers(1, 12), st.integers(0, 2), st.booleans(), run_lists(12))
+actions = st.lists(st.one_of(requests, st.integers(0, 9), st.none(), prompts), max_size=60)
 
 
 class _Index:
@@ -83,7 +85,7 @@ def test_every_request_ends_once_with_its_own_output_whatever_the_load(
 
     for number, action in enumerate(script):
         if isinstance(action, tuple):
-            prompt, length, priority, in_chunks = action
+            prompt, length, priority, in_chunks, directives = action
             request_id = f"r{number}"
             tokens = made_up_tokens(prompt, WORDS, length)
             stopping = Stopping(max_tokens=40)
@@ -98,6 +100,7 @@ def test_every_request_ends_once_with_its_own_output_whatever_the_load(
                 sampling=Sampling(),
                 stopping=stopping,
                 priority=priority,
+                directives=directives,
             )
             if scheduler.load().waiting >= LIMITS.max_waiting:
                 with pytest.raises(EngineError) as caught:
@@ -108,6 +111,14 @@ def test_every_request_ends_once_with_its_own_output_whatever_the_load(
                 expected[request_id], output[request_id] = tokens, []
         elif isinstance(action, int):
             scheduler.cancel(f"r{action}")
+        elif isinstance(action, list):
+            keys = chain_keys(b"k" * 32, pack_tokens(action), BLOCK)
+            if len(action) % 2:
+                assert scheduler.cache.touch(keys) == scheduler.cache.leading(keys)
+            else:
+                scheduler.cache.drop(keys)
+            index.apply(scheduler.cache.take_events())
+            scheduler.check_integrity()
         else:
             step()
     steps = 0

@@ -9,10 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvbus_blocks.keys import ROOT, chain_keys
 from kvbus_wire.request import Sampling, Stopping
-from kvbus_worker.engines.base import BlocksRemoved, BlocksStored, EngineRequest
+from kvbus_worker.engines.base import BlocksRemoved, BlocksStored, DirectiveRun, EngineRequest
 from kvbus_worker.engines.torch.block_pool import BlockPool
 from kvbus_worker.engines.torch.scheduler import Limits, Scheduler
 from kvbus_worker.engines.torch.sequence import StopRule, TokenSequence
+from tests.property.worker.directive_runs import run_lists
 
 SIZE, BLOCKS = 4, 10
 CONTEXT = SIZE * BLOCKS
@@ -41,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.slots: dict[int, tuple[int, ...]] = {}
         self.known: dict[bytes, bytes] = {}
         self.arrivals = 0
+        self.now_s = 0.0
 
     @initialize(generous=st.booleans())
     def choose_admission(self, generous: bool) -> None:
@@ -53,8 +55,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         priority=st.integers(0, 2),
         strict=st.integers(0, 1),
+        directives=run_lists(BLOCKS),
     )
-    def submit(self, stem: int, length: int, max_tokens: int, priority: int, strict: int) -> None:
+    def submit(
+        self,
+        stem: int,
+        length: int,
+        max_tokens: int,
+        priority: int,
+        strict: int,
+        directives: tuple[DirectiveRun, ...],
+    ) -> None:
         tokens = [stem * 7 % 5 + (i if i < 9 else i * stem) for i in range(length)]
         self.arrivals += 1
         request = EngineRequest(
@@ -65,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             stopping=Stopping(max_tokens=max_tokens),
             priority=priority,
             strict_priority=strict,
+            directives=directives,
         )
         # Ten seconds apart, so that waiting makes up for a step of priority.
         self.scheduler.add(TokenSequence(request, self.rule, SIZE, self.arrivals, 10.0 * self.arrivals))
@@ -74,6 +86,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         sequences = self.scheduler.sequences()
         if sequences:
             self.scheduler.remove(choice.choice(sequences))
+
+    @rule(keys=st.sets(st.integers(0, 30)))
+    def drop(self, keys: set[int]) -> None:
+        self.pool.drop([key for i, key in enumerate(self.known) if i in keys])
+        self._follow_events()
+
+    @rule(seconds=st.integers(1, 20))
+    def wait(self, seconds: int) -> None:
+        self.now_s += seconds
 
     @rule()
     def step(self) -> None:
@@ -90,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert steps < 10_000
 
     def _step(self) -> None:
-        chunks = self.scheduler.plan(0.0)
+        chunks = self.scheduler.plan(self.now_s)
         assert chunks, "a step without work"
         assert sum(chunk.count for chunk in chunks) <= self.limits.max_batched_tokens
         for chunk in chunks:

@@ -9,6 +9,7 @@ import pytest
 
 from kvbus_frontend.core.messages_output import MessagesOutput
 from kvbus_frontend.core.outputs import ChoiceOutput, Finish
+from kvbus_frontend.core.retention import Lease
 from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import ApiError
 from kvbus_protocols.generation import Usage
@@ -42,13 +43,13 @@ def parsed(events: Sequence[bytes]) -> list[dict[str, Any]]:
 
 def streamed(*events: Event, finish: Finish = STOP, usage: Usage = USAGE, kept: int = 0) -> list[dict[str, Any]]:
     """Each event in an output of its own."""
-    output = MessagesOutput("msg_1", "m", kept_tokens=kept)
+    output = MessagesOutput("msg_1", "m", leases=[Lease(kept, 300.0)] if kept else ())
     outputs = [*(ChoiceOutput(0, (event,)) for event in events), ChoiceOutput(0, finish=finish)]
     return parsed([*output.opening(usage), *output.chunks(outputs), *output.closing(usage)])
 
 
 def whole(*events: Event, finish: Finish = STOP, usage: Usage = USAGE, kept: int = 0) -> dict[str, Any]:
-    output = MessagesOutput("msg_1", "m", kept_tokens=kept)
+    output = MessagesOutput("msg_1", "m", leases=[Lease(kept, 300.0)] if kept else ())
     body: dict[str, Any] = json.loads(msgspec.json.encode(output.body([ChoiceOutput(0, events, finish=finish)], usage)))
     return body
 
@@ -219,15 +220,23 @@ def test_stop_reasons(events: list[Event], finish: Finish, stop: tuple[str, str 
 )
 def test_the_kinds_of_prompt_tokens_add_up_to_the_prompt(cached: int, kept: int, counts: tuple[int, int, int]) -> None:
     usage = Usage.of(prompt_tokens=100, completion_tokens=7, cached_tokens=cached, reasoning_tokens=3)
-    expected = {
+    expected: dict[str, Any] = {
         "input_tokens": counts[0],
         "cache_creation_input_tokens": counts[1],
         "cache_read_input_tokens": counts[2],
         "output_tokens": 7,
         "output_tokens_details": {"thinking_tokens": 3},
     }
+    if kept:
+        expected["cache_creation"] = {"ephemeral_5m_input_tokens": counts[1], "ephemeral_1h_input_tokens": 0}
     assert whole(Text("x"), usage=usage, kept=kept)["usage"] == expected
     assert streamed(Text("x"), usage=usage, kept=kept)[-2]["usage"] == expected
+
+
+def test_what_could_not_be_kept_is_told_and_does_not_count_as_written() -> None:
+    usage = Usage.of(prompt_tokens=100, completion_tokens=7, unpinned_tokens=32)
+    found = whole(Text("x"), usage=usage, kept=96)["usage"]
+    assert (found["unpinned_tokens"], found["cache_creation_input_tokens"], found["input_tokens"]) == (32, 64, 36)
 
 
 def test_an_error_ends_the_stream_by_an_event_of_its_own() -> None:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus_blocks.retention import Directive
+from kvbus_blocks.retention import MAX_TTL_S, Directive
 from kvbus_wire.kvbm import BlockDirective
 from kvbus_wire.request import Retention
 from kvbus_worker.core.requests import OpenRequest, unpinned
-from kvbus_worker.core.retention import LONGEST_TTL_S, block_runs, on_the_wire, pinned_positions, worth_saying
+from kvbus_worker.core.retention import block_runs, on_the_wire, pinned_positions, worth_saying
 from kvbus_worker.engines.base import DirectiveRun, EngineError
 from kvbus_worker.engines.said import Said
 
@@ -48,7 +48,13 @@ def test_a_range_without_a_whole_block_says_nothing() -> None:
 
 @pytest.mark.parametrize(
     "retention",
-    [Retention(kind="for ever"), Retention(start=-1), Retention(end=-1), Retention(ttl_s=math.nan)],
+    [
+        Retention(kind="for ever"),
+        Retention(start=-1),
+        Retention(end=-1),
+        Retention(ttl_s=math.nan),
+        Retention(ttl_s=-1.0),
+    ],
 )
 def test_what_makes_no_sense_is_refused(retention: Retention) -> None:
     with pytest.raises(EngineError) as refused:
@@ -64,7 +70,7 @@ def test_more_ranges_than_the_limit_are_refused() -> None:
 
 @pytest.mark.parametrize("ttl_s", [1e300, math.inf])
 def test_a_time_without_end_has_one(ttl_s: float) -> None:
-    assert _runs(Retention(kind="pinned", ttl_s=ttl_s))[0].directive.expires_s == 1000.0 + LONGEST_TTL_S
+    assert _runs(Retention(kind="pinned", ttl_s=ttl_s))[0].directive.expires_s == 1000.0 + MAX_TTL_S
 
 
 def test_directives_of_blocks_go_on_the_wire_as_ranges() -> None:

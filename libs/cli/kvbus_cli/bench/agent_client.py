@@ -38,10 +38,12 @@ class Client:
         with self._posted("/v1/messages/count_tokens", body) as (response, _):
             return int(msgspec.json.decode(response.read())["input_tokens"])
 
-    def ask(self, request: dict[str, Any], output: str) -> Answer:
-        """``output``: what the engine says, in one step. Raise AnswerFailed."""
-        mock = {"chunks": [output], "finish": "stop_sequence"}  # no further step for a token that ends it
-        options = {"model": self._model, "stream": True, "max_tokens": 4096, "kvbus": {"mock": mock}}
+    def ask(self, request: dict[str, Any], output: str | None, *, max_tokens: int = 4096, **extension: Any) -> Answer:
+        """``output``: what the engine says, in one step (None: what it likes); ``extension``: more under the key kvbus. Raise
+        AnswerFailed."""
+        if output is not None:
+            extension["mock"] = {"chunks": [output], "finish": "stop_sequence"}  # no step for a token that ends it
+        options = {"model": self._model, "stream": True, "max_tokens": max_tokens, "kvbus": extension}
         with self._posted("/v1/messages", msgspec.json.encode({**request, **options})) as (response, started):
             return _read(response, started)
 

@@ -9,6 +9,7 @@ MEASUREMENTS = {
     "frontend": "what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token",
     "index": "storing, matching and memory of the prefix index: 1,000 workers, 10 million blocks",
     "router": "what a placement costs with 64 and 1,000 workers, and how evenly replicas spread requests",
+    "resume": "time to first token of a session that was idle while others took its place, by where its blocks lie",
     "prefix-stability": "what a line that changes at the top of a prompt costs, and a thought that changes in its middle",
 }
 

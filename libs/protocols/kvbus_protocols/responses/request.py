@@ -52,7 +52,6 @@ class ConversationRequest(GenerationRequest, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
-    prompt_cache_key: str | None = None
     client_metadata: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -102,8 +102,12 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall | Too
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
+    """``cache_write_tokens``: newly stored to be kept for the time that the request asks for. ``unpinned_tokens`` (ours): so many
+    were to be kept and are not, since the tenant's share is used up."""
+
     cached_tokens: int = 0
     cache_write_tokens: int = 0
+    unpinned_tokens: int | UnsetType = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
@@ -120,10 +124,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
 
     @classmethod
-    def of(cls, usage: generation.Usage) -> "Usage":
+    def of(cls, usage: generation.Usage, *, written: int = 0) -> "Usage":
         return cls(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            input_tokens_details=InputTokensDetails(
+                usage.prompt_tokens_details.cached_tokens, written, usage.prompt_tokens_details.unpinned_tokens
+            ),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
             total_tokens=usage.total_tokens,

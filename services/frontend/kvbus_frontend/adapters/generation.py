@@ -42,10 +42,11 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """``reason``: stop or length."""
+    """``reason``: stop or length. ``unpinned_tokens`` of the prompt were to be kept and are not."""
 
     reason: str
     stop_token_id: int | None
+    unpinned_tokens: int = 0
 
 
 Event = Placed | Begun | Tokens | Finished
@@ -166,7 +167,7 @@ class Generator:
     @staticmethod
     def _ended(item: Ended, worker_id: str) -> Finished:
         if item.reason in ("stop", "length"):
-            return Finished(item.reason, item.stop_token_id)
+            return Finished(item.reason, item.stop_token_id, item.usage.unpinned_tokens)
         failure = item.error
         if failure is None:
             failure = ErrorReply(

@@ -13,6 +13,8 @@ from kvbus_frontend.core.choice_stream import ChoiceStream, Said
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.failures import internal_error
 from kvbus_frontend.core.outputs import BufferFull, ChoiceOutput, Finish, OutputBuffer
+from kvbus_frontend.core.retention import Lease
+from kvbus_parsers import CallEnded
 from kvbus_parsers import Event as ParserEvent
 from kvbus_protocols.errors import ApiError
 from kvbus_protocols.generation import Usage
@@ -32,7 +34,8 @@ class Choice(msgspec.Struct):
     """One choice. ``leader``: the choice with the same prompt that is placed first; the others go to its worker.
 
     ``stop_token_ids``: those that the request named, and that the response names when one ended the choice. ``listener``: hears
-    what it says, before the client does.
+    what it says, before the client does. ``leases``: what of the prompt is to stay; ``question``: tokens up to the end of the last
+    thing a person said; ``calls``: names of the tools it has called; ``has_ended``: by itself.
     """
 
     job: Job
@@ -40,7 +43,12 @@ class Choice(msgspec.Struct):
     leader: int
     stop_token_ids: tuple[int, ...] = ()
     listener: Listener | None = None
+    leases: tuple[Lease, ...] = ()
+    question: int = 0
+    calls: list[str] = []
+    has_ended: bool = False
     cached_tokens: int = 0
+    unpinned_tokens: int = 0
     worker_id: str = ""
     explanation: RouteExplanation | None = None
 
@@ -136,6 +144,7 @@ class RequestRun:
             completion_tokens=sum(choice.stream.output_tokens for choice in self._choices),
             reasoning_tokens=sum(choice.stream.reasoning_tokens for choice in self._choices),
             cached_tokens=sum(choice.cached_tokens for choice in leaders),
+            unpinned_tokens=sum(choice.unpinned_tokens for choice in leaders),
         )
 
     async def _run(self, index: int, choice: Choice) -> None:
@@ -180,13 +189,16 @@ class RequestRun:
                     self._has_token = True
                     self._on_first_token()
                 return self._put(index, choice, choice.stream.push(ids, logprobs))
-            case Finished(reason, stop_token_id):
+            case Finished(reason, stop_token_id, unpinned_tokens):
+                choice.unpinned_tokens = unpinned_tokens
                 stop = stop_token_id if stop_token_id in choice.stop_token_ids else None
                 return self._put(index, choice, choice.stream.finish(Finish(reason, stop)))
         self._news.set()
         return False
 
     def _put(self, index: int, choice: Choice, said: Said) -> bool:
+        choice.calls += [event.name for event in said.events if isinstance(event, CallEnded)]
+        choice.has_ended = said.finish is not None
         if choice.listener is not None:
             choice.listener.hear(said.events)
             if said.finish is not None:

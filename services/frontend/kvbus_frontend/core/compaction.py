@@ -14,6 +14,8 @@ from kvbus_protocols.responses.response import OutputItem, OutputMessage
 
 PURPOSE = "compaction"
 KEPT_USER_CHARS = 64_000
+SUMMARY_REQUEST = "create a detailed summary of the conversation so far"
+SUMMARY_REQUEST_WITHIN = 4000
 INSTRUCTION = """\
 The conversation has become too long and will be replaced by your summary of it. Write that summary now, for yourself: whoever goes
 on has only your text, the instructions and the user's own messages. Keep what is needed to continue the work without repeating it:
@@ -30,8 +32,21 @@ def summarising(conversation: Conversation, *, max_tokens: int) -> Conversation:
         conversation.generation, max_tokens=max_tokens if asked is None else min(asked, max_tokens)
     )
     return msgspec.structs.replace(
-        conversation, generation=generation, turns=turns, tool_choice=ToolChoice("none"), output_format=None
+        conversation,
+        generation=generation,
+        turns=turns,
+        tool_choice=ToolChoice("none"),
+        output_format=None,
+        condensing=True,
     )
+
+
+def asks_for_summary(conversation: Conversation) -> bool:
+    """Whether Claude Code condenses its history: it says so in words only."""
+    if conversation.harness != "claude-code" or not conversation.turns or conversation.turns[-1].role != "user":
+        return False
+    texts = [part.text for part in conversation.turns[-1].parts if isinstance(part, TextPart)]
+    return bool(texts) and SUMMARY_REQUEST in texts[-1][:SUMMARY_REQUEST_WITHIN]
 
 
 def summary_of(output: Sequence[OutputItem]) -> str:

@@ -7,13 +7,13 @@ from kvbus_wire.guidance import Guidance
 from kvbus_wire.packing import TOKEN_BYTES
 from kvbus_wire.request import AgentHints, MockOutput, Retention, Sampling, SessionRef, Stopping
 from kvbus_wire.router import Placement, RouteRequest
-from kvbus_wire.worker import Generate
+from kvbus_wire.worker import Generate, Prefetch
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One choice to generate. ``tenant``: who it counts for; ``allowed``: workers that serve exactly this model card (empty: all of
     the model's do); ``explain``: the router shall say why it goes where it goes; ``speculative``: it is only to have the prompt
-    computed."""
+    computed; ``prefetch_after_s``: the next request of its session is expected so long after its end."""
 
     request_id: str
     model: str
@@ -34,6 +34,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     preferred_taints: dict[str, float] = {}
     explain: bool = False
     speculative: bool = False
+    prefetch_after_s: float | None = None
 
 
 def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteRequest:
@@ -80,6 +81,25 @@ def generate_message(job: Job, prompt: Prompt, frontend_id: str, *, resumed: int
         mock=job.mock,
         guidance=job.guidance,
         speculative=job.speculative,
+        tenant=job.tenant,
+    )
+
+
+def prefetch_message(job: Job, *, prefix_blocks: int) -> Prefetch:
+    """``prefix_blocks``: so many leading blocks are named by their key only."""
+    prompt = job.prompt
+    blocks = max(0, min(prefix_blocks, prompt.blocks))
+    prefix_tokens = blocks * prompt.block_size
+    return Prefetch(
+        request_id=job.request_id,
+        model=job.model,
+        tokens=prompt.tokens[prefix_tokens * TOKEN_BYTES :],
+        deadline_ms=job.deadline_ms,
+        prefix_key=prompt.prefix_key(blocks),
+        prefix_tokens=prefix_tokens,
+        cache_salt=job.cache_salt,
+        retention=job.retention,
+        tenant=job.tenant,
     )
 
 

@@ -63,8 +63,14 @@ class JobTemplate:
             pinned=nvext.pin,
             required_taints=tuple(constraints.required_taints or ()),
             preferred_taints=constraints.preferred_taints or {},
+            prefetch_after_s=_prefetch_after_s(request),
             explain=ROUTING_FIELD in (nvext.extra_fields or ()),
         )
+
+
+def _prefetch_after_s(request: GenerationRequest) -> float | None:
+    prefetch = request.kvbus.prefetch if request.kvbus is not None else None
+    return None if prefetch is None else prefetch.after_s
 
 
 def _other_seed(seed: int, choice: int) -> int:

@@ -3,18 +3,19 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kvbus_frontend.core.json_object import ObjectText, complete_members
 from kvbus_frontend.core.nvext_report import NvExtReport, extra_fields
 from kvbus_frontend.core.outputs import ChoiceOutput, Finish
+from kvbus_frontend.core.retention import Lease, created
 from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import sse
-from kvbus_protocols.conversation import CacheBreakpoint
 from kvbus_protocols.errors import ApiError, anthropic_body
 from kvbus_protocols.generation import Usage
 from kvbus_protocols.messages import (
     BlockEvent,
+    CacheCreation,
     ContentBlock,
     ContentBlockDelta,
     ContentBlockStart,
@@ -38,28 +39,19 @@ from kvbus_protocols.messages import (
     ToolUseBlock,
 )
 from kvbus_protocols.messages_echo import sign_thought, tool_use_id
-from kvbus_wire.request import Retention
 
 NO_INPUT = msgspec.Raw(b"{}")
 
 
-def kept_tokens(breakpoints: Sequence[CacheBreakpoint], retention: Iterable[Retention]) -> int:
-    """How much of a prompt lies before its last cache breakpoint; ``retention``: what became of the breakpoints."""
-    return (
-        max((kept.end for kept in retention if kept.kind == "pinned" and not kept.start), default=0)
-        if breakpoints
-        else 0
-    )
-
-
 class MessagesOutput:
-    """``kept_tokens``: how much of the prompt lies before its last cache breakpoint, 0 without one. ``report``: what is to be told
-    besides the answer."""
+    """``leases``: what became of the request's cache breakpoints. ``report``: what is to be told besides the answer."""
 
-    def __init__(self, message_id: str, model: str, *, kept_tokens: int = 0, report: NvExtReport | None = None) -> None:
+    def __init__(
+        self, message_id: str, model: str, *, leases: Sequence[Lease] = (), report: NvExtReport | None = None
+    ) -> None:
         self._id = message_id
         self._model = model
-        self._kept_tokens = kept_tokens
+        self._leases = leases
         self._report = report
         self._blocks = Blocks()
         self._finish = Finish("stop")
@@ -119,14 +111,24 @@ class MessagesOutput:
 
     def _usage(self, usage: Usage) -> MessagesUsage:
         """The three kinds of prompt tokens add up to the prompt."""
-        cached = usage.prompt_tokens_details.cached_tokens
-        written = max(0, min(self._kept_tokens, usage.prompt_tokens) - cached)
+        details = usage.prompt_tokens_details
+        cached, unpinned = details.cached_tokens, details.unpinned_tokens
+        minutes, hours = created(
+            self._leases,
+            cached=cached,
+            prompt=usage.prompt_tokens,
+            unpinned=0 if isinstance(unpinned, UnsetType) else unpinned,
+        )
+        written = minutes + hours
+        creation = CacheCreation(ephemeral_5m_input_tokens=minutes, ephemeral_1h_input_tokens=hours)
         thinking = usage.completion_tokens_details.reasoning_tokens
         return MessagesUsage(
             input_tokens=usage.prompt_tokens - cached - written,
             cache_creation_input_tokens=written,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
+            cache_creation=creation if self._leases else UNSET,
+            unpinned_tokens=unpinned,
             output_tokens_details=OutputTokensDetails(thinking) if thinking else UNSET,
         )
 

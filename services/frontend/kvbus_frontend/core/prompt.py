@@ -1,10 +1,12 @@
 """A prompt as the rest of the system sees it: packed token ids and block keys. What the prompt cache knows is not made again."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from kvbus_blocks.keys import KEY_BYTES, CacheDomain, chain_keys
+from kvbus_frontend.core.prompt_places import PromptText
 from kvbus_protocols.errors import context_length_exceeded
 from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment, Tokenizer
 from kvbus_wire.packing import TOKEN_BYTES, pack_tokens, unpack_tokens
@@ -59,6 +61,46 @@ def encoded_prompt(
     """The tokens of a rendered prompt. One that cannot fit is not kept, and at best not even tokenized. Raise ApiError."""
     check_length(segments, tokenizer, context_length=context_length, param=param)
     return cache.encode(tokenizer, segments, keep_up_to=context_length)
+
+
+class TokenCounts:
+    """How many tokens of a prompt lie before a place in its text. The cache has just met the prompt, so that little is tokenized
+    again: of a segment that the place lies in, what comes before it."""
+
+    def __init__(self, text: PromptText, segments: Sequence[Segment], tokenizer: Tokenizer, cache: PromptCache) -> None:
+        self._text = text
+        self._segments = segments
+        self._tokenizer = tokenizer
+        self._cache = cache
+
+    def before(self, position: int) -> int:
+        """Tokens that hold nothing of what stands behind the character ``position``."""
+        whole = self._text.whole_segments(position)
+        count = self._encode(self._segments[:whole]).count if whole else 0
+        if whole == len(self._segments) or position <= self._text.starts[whole]:
+            return count
+        cut = self._segments[whole]
+        if cut.token_id is not None:
+            return count
+        part = replace(cut, text=cut.text[: position - self._text.starts[whole]])
+        before = self._encode([*self._segments[:whole], part]).tokens
+        through = self._encode(self._segments[: whole + 1]).tokens
+        return common_bytes(before, through) // TOKEN_BYTES
+
+    def _encode(self, segments: Sequence[Segment]) -> EncodedPrompt:
+        return self._cache.encode(self._tokenizer, segments, counts=False)
+
+
+def common_bytes(a: bytes, b: bytes) -> int:
+    """How many bytes both begin with."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def prompt_of(encoded: EncodedPrompt, cache: PromptCache, card: ModelCard, *, salt: str = "") -> Prompt:

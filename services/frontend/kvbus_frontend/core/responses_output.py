@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec import UnsetType
 
 from kvbus_frontend.core.choice_text import TokenText, token_text
 from kvbus_frontend.core.nvext_report import NvExtReport, extra_fields
@@ -18,6 +19,7 @@ from kvbus_frontend.core.response_items import (
     Seal,
     open_call,
 )
+from kvbus_frontend.core.retention import Lease, created
 from kvbus_parsers import CallArguments, CallEnded, CallStarted, Event, Reasoning, ReasoningEnded, Text
 from kvbus_protocols import generation, sse
 from kvbus_protocols.errors import ApiError
@@ -38,14 +40,15 @@ from kvbus_protocols.responses.tools import Callee
 
 
 class ResponseStyle(msgspec.Struct, frozen=True, kw_only=True):
-    """``summary``: thoughts are shown as summaries too. ``seal``: they come sealed as well, to be sent back. ``report``: what is to
-    be told besides the answer."""
+    """``summary``: thoughts are shown as summaries too. ``seal``: they come sealed as well, to be sent back. ``leases``: what of
+    the prompt is to stay. ``report``: what is to be told besides the answer."""
 
     callees: Mapping[str, Callee] = {}
     summary: bool = False
     seal: Seal | None = None
     token_bytes: Callable[[int], bytes] | None = None
     now: Callable[[], float]
+    leases: tuple[Lease, ...] = ()
     report: NvExtReport | None = None
 
 
@@ -195,10 +198,17 @@ class ResponsesOutput:
             self._blank,
             status=status,
             output=tuple(self._items),
-            usage=Usage.of(usage),
+            usage=Usage.of(usage, written=self._written(usage)),
             incomplete_details=details,
             completed_at=int(self._style.now()) if status == "completed" else None,
             nvext=extra_fields(self._style.report, usage),
+        )
+
+    def _written(self, usage: generation.Usage) -> int:
+        details = usage.prompt_tokens_details
+        unpinned = 0 if isinstance(details.unpinned_tokens, UnsetType) else details.unpinned_tokens
+        return sum(
+            created(self._style.leases, cached=details.cached_tokens, prompt=usage.prompt_tokens, unpinned=unpinned)
         )
 
     def _stop(self, status: Status, error: ResponseError | None) -> None:

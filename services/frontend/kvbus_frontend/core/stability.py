@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from kvbus_frontend.core.template_limits import as_note
-from kvbus_protocols.conversation import CacheBreakpoint, Conversation, Part, TextPart, Turn
+from kvbus_protocols.conversation import Conversation, Part, TextPart, Turn
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -167,7 +167,10 @@ RULE_NAMES = (*dict.fromkeys(rule.name for rule in RULES), *MOVES)
 def _moved(conversation: Conversation, rule: str, turn: int, turns: tuple[Turn, ...]) -> Moved:
     """``turn``: which one has moved. A breakpoint keeps as much of what else comes before it."""
     points = tuple(
-        CacheBreakpoint(point.turn - (point.turn >= turn), point.ttl_s) for point in conversation.breakpoints
+        msgspec.structs.replace(
+            point, turn=point.turn - (point.turn >= turn), after=0 if point.turn == turn else point.after
+        )
+        for point in conversation.breakpoints
     )
     changed = msgspec.structs.replace(conversation, turns=turns, breakpoints=points)
     return Moved(rule, conversation.turns[turn], changed)
@@ -199,7 +202,9 @@ def _filled(conversation: Conversation) -> Conversation:
         conversation,
         turns=tuple(compress(conversation.turns, stays)),
         breakpoints=tuple(
-            CacheBreakpoint(moved[point.turn] if point.turn >= 0 else point.turn, point.ttl_s)
+            point
+            if point.turn < 0
+            else msgspec.structs.replace(point, turn=moved[point.turn], after=point.after if stays[point.turn] else 0)
             for point in conversation.breakpoints
         ),
     )

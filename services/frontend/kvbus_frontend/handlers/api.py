@@ -15,6 +15,7 @@ from kvbus_frontend.adapters.event_stream import EventSink, EventStream, id_head
 from kvbus_frontend.adapters.generation import Generator
 from kvbus_frontend.adapters.models import Models, ServedModel
 from kvbus_frontend.adapters.request_run import Choice, RequestRun
+from kvbus_frontend.adapters.session_keeper import SessionKeeper
 from kvbus_frontend.adapters.speculation import Speculator
 from kvbus_frontend.core.admission import Admission
 from kvbus_frontend.core.conversation import FindWritten
@@ -87,6 +88,7 @@ class Api:
         models: Models,
         generator: Generator,
         speculator: Speculator,
+        keeper: SessionKeeper,
         executor: Executor,
         metrics: Metrics,
         log: Any,
@@ -94,6 +96,7 @@ class Api:
         self.settings = settings
         self.models = models
         self.speculator = speculator
+        self._keeper = keeper
         self.meters = Meters(metrics)
         self.prompt_cache = PromptCache(settings.prompt_cache_bytes)
         self._written_calls = WrittenCalls(
@@ -248,8 +251,10 @@ class Api:
             ticket.first_token_s = round(time.perf_counter() - ticket.started, 4)
             self.meters.first_token.observe(ticket.first_token_s)
 
-        for job in {choice.leader: choice.job for choice in choices}.values():
-            self.speculator.give_way(job)
+        leaders = {i: [c for c in choices if c.leader == i] for i in dict.fromkeys(choice.leader for choice in choices)}
+        for leader in leaders:
+            self.speculator.give_way(choices[leader].job)
+        visits = [(self._keeper.arrive(ticket.client, choices[leader]), group) for leader, group in leaders.items()]
         run = RequestRun(
             self._generator,
             choices,
@@ -263,6 +268,8 @@ class Api:
                 yield run
         finally:
             self._runs.discard(run)
+            for visit, group in visits:
+                self._keeper.leave(visit, group)
             ticket.fields.update(run.log_fields)
             self._count_tokens(run.usage)
 

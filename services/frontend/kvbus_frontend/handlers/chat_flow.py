@@ -9,13 +9,15 @@ from aiohttp import web
 from kvbus_frontend.adapters.models import ServedModel
 from kvbus_frontend.adapters.request_run import Choice
 from kvbus_frontend.core.choice_stream import ChoiceStream
+from kvbus_frontend.core.compaction import asks_for_summary
 from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.formats import TAIL_CHARS, parser_for, prompt_reasoning
 from kvbus_frontend.core.guidance import CHAT_FIELDS, FIELDS, FieldNames, Guided, guidance_of
 from kvbus_frontend.core.outputs import Finish, Output
-from kvbus_frontend.core.prompt import Prompt, encoded_prompt, given_prompt, prompt_of
+from kvbus_frontend.core.prompt import Prompt, TokenCounts, encoded_prompt, given_prompt, prompt_of
+from kvbus_frontend.core.prompt_places import Places, PromptText
 from kvbus_frontend.core.requests import check_count, check_vocabulary, given_tokens, raw_segments, render_conversation
-from kvbus_frontend.core.retention import covered_segments, retention_of
+from kvbus_frontend.core.retention import Lease, RetentionPlan, retention_plan
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.core.schemas import SchemaLimits
 from kvbus_frontend.core.speculation import SaidParts, known_beginning, next_conversation
@@ -23,28 +25,31 @@ from kvbus_frontend.core.stability import Stability
 from kvbus_frontend.core.triggers import input_trigger
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_parsers import Event
-from kvbus_protocols.conversation import Conversation, Part
+from kvbus_protocols.conversation import CacheBreakpoint, Conversation, Part
 from kvbus_protocols.errors import ApiError
-from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment, TextNotEncodable
-from kvbus_wire.request import AgentHints, Retention
+from kvbus_tokenizers import EncodedPrompt, Segment, TextNotEncodable
+from kvbus_wire.request import AgentHints
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """``tail``: the end of the prompt as text; ``retention``: how long parts of the prompt are worth keeping."""
+    """``tail``: the end of the prompt as text; ``plan``: how long parts of the prompt are worth keeping;
+    ``question``: tokens up to the end of the last thing a person said, where that matters."""
 
     prompt: Prompt
     max_tokens: int
     tail: str
     guided: Guided
-    retention: tuple[Retention, ...]
+    plan: RetentionPlan
+    question: int
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A request that may run. ``conversation``: as it was rendered."""
+    """A request that may run. ``conversation``: as it was rendered; ``leases``: what of the prompt is to stay."""
 
     conversation: Conversation
     model: ServedModel
     choices: list[Choice]
+    leases: tuple[Lease, ...] = ()
 
     @property
     def prompt(self) -> Prompt:
@@ -81,7 +86,7 @@ class ChatFlow:
         conversation = self._stability.stabilised(conversation)
         fields, limits = FIELDS.get(ticket.api, CHAT_FIELDS), self._schema_limits
         rendered = await self._api.prepare(size_bytes, lambda: _render(conversation, model, self._api, fields, limits))
-        return Begun(conversation, model, self._choices(conversation, model, rendered, ticket))
+        return Begun(conversation, model, self._choices(conversation, model, rendered, ticket), rendered.plan.leases)
 
     async def count(self, conversation: Conversation, *, size_bytes: int) -> int:
         """Tokens of the prompt that `answer` would send. Raise ApiError."""
@@ -107,7 +112,7 @@ class ChatFlow:
             client=ticket.client,
             input_trigger=input_trigger(conversation.turns),
             guidance=rendered.guided.guidance,
-            retention=rendered.retention,
+            retention=rendered.plan.ranges,
         )
         n = request.n or 1
         listener = FollowUp(conversation, model, self._api) if n == 1 and self._speculates(template.hints) else None
@@ -123,6 +128,8 @@ class ChatFlow:
                 leader=0,
                 stop_token_ids=tuple(request.stop_token_ids or ()),
                 listener=listener,
+                leases=rendered.plan.leases,
+                question=rendered.question,
             )
             for i in range(n)
         ]
@@ -207,24 +214,49 @@ def _render(
         longest=api.settings.max_output_tokens,
         param="messages",
     )
-    ends = _breakpoint_ends(conversation, segments, model, api.prompt_cache)
     return Rendered(
         prompt_of(encoded, api.prompt_cache, model.card, salt=salt_of(request)),
         max_tokens,
         tail,
         guided,
-        retention_of(request, conversation.breakpoints, ends),
+        *_plan(conversation, segments, encoded.count, model, api),
     )
 
 
-def _breakpoint_ends(
-    conversation: Conversation, segments: Sequence[Segment], model: ServedModel, cache: PromptCache
-) -> list[int]:
-    """Per breakpoint the number of prompt tokens before it. The cache has just met these beginnings, so none is tokenized again."""
-    if not (segments and conversation.breakpoints):
-        return [0] * len(conversation.breakpoints)
-    covered = covered_segments(segments, conversation.turns, conversation.breakpoints)
-    return [cache.encode(model.text.tokenizer, segments[:count]).count if count else 0 for count in covered]
+def _plan(
+    conversation: Conversation, segments: Sequence[Segment], prompt_tokens: int, model: ServedModel, api: Api
+) -> tuple[RetentionPlan, int]:
+    """How long parts of the prompt are worth keeping, and the tokens up to the end of the last thing a person said."""
+    points, head, question = conversation.breakpoints, 0, 0
+    ends = [0] * len(points)
+    if segments:
+        text = PromptText(segments)
+        asked = _last_question(conversation, model)
+        last_turn = max((asked, *(point.turn for point in points)))
+        places = Places(text, conversation.turns, conversation.tools, last_turn=last_turn)
+        tokens = TokenCounts(text, segments, model.text.tokenizer, api.prompt_cache)
+        head = tokens.before(places.head)
+        ends = [tokens.before(places.of(point)) for point in points]
+        question = tokens.before(places.of(CacheBreakpoint(asked))) if asked >= 0 else 0
+    plan = retention_plan(
+        conversation.generation,
+        block_size=model.card.block_size,
+        prompt_tokens=prompt_tokens,
+        head=head,
+        head_priority=api.settings.head_priority,
+        points=list(zip(points, ends, strict=True)),
+        condensing=conversation.condensing or asks_for_summary(conversation),
+    )
+    return plan, question
+
+
+def _last_question(conversation: Conversation, model: ServedModel) -> int:
+    """The last turn of a person's in a session whose model thinks: templates may leave out its thoughts about a question when
+    that is answered. -1: there is none."""
+    kvbus = conversation.generation.kvbus
+    if model.formats.reasoning is None or kvbus is None or kvbus.session is None:
+        return -1
+    return max((i for i, turn in enumerate(conversation.turns) if turn.role == "user"), default=-1)
 
 
 def _encoded(conversation: Conversation, model: ServedModel, api: Api) -> tuple[EncodedPrompt, Sequence[Segment]]:

@@ -13,6 +13,7 @@ from kvbus_frontend.core.completion_output import CompletionOutput
 from kvbus_frontend.core.openai_stream import Envelope
 from kvbus_frontend.core.prompt import Prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, completion_prompt
+from kvbus_frontend.core.retention import retention_plan
 from kvbus_frontend.core.sampling import salt_of, token_budget
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket
 from kvbus_frontend.handlers.ids import new_id
@@ -21,6 +22,7 @@ from kvbus_protocols.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from kvbus_protocols.decoding import RequestDecoder
 from kvbus_protocols.errors import InvalidRequest
 from kvbus_protocols.headers import read_headers, with_headers
+from kvbus_wire.request import Retention
 
 
 class _Prepared(msgspec.Struct, frozen=True):
@@ -75,11 +77,16 @@ class CompletionsHandler:
                 index = len(choices)
                 request_id = ticket.request_id if n * len(prepared) == 1 else f"{ticket.request_id}-{index}"
                 job = template.job(request_id, item.prompt, item.max_tokens, choice=choice)
+                job = msgspec.structs.replace(job, retention=_retention(request, item.prompt))
                 stream = ChoiceStream(model.choice_text(request, item.prompt))
                 choices.append(Choice(job, stream, leader, stop_token_ids=tuple(request.stop_token_ids or ())))
                 if item.echo is not None:
                     echoes[index] = item.echo
         return choices, echoes
+
+
+def _retention(request: CompletionRequest, prompt: Prompt) -> tuple[Retention, ...]:
+    return retention_plan(request, block_size=prompt.block_size, prompt_tokens=prompt.count).ranges
 
 
 def _prepare(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-from kvbus_frontend.core.messages_output import MessagesOutput, kept_tokens
+from kvbus_frontend.core.messages_output import MessagesOutput
 from kvbus_frontend.handlers.api import MAX_NAME_IN_LOG, Api, Ticket, json_response
 from kvbus_frontend.handlers.chat_flow import Begun, ChatFlow
 from kvbus_frontend.handlers.nvext import report_for
@@ -55,9 +55,8 @@ async def hello(_http_request: web.Request) -> web.Response:
 
 
 def _output(ticket: Ticket, request: MessagesRequest, begun: Begun) -> MessagesOutput:
-    kept = kept_tokens(begun.conversation.breakpoints, begun.choices[0].job.retention)
     report = report_for(begun.conversation.generation, ticket, begun.model, begun.choices)
-    return MessagesOutput(ticket.request_id, request.model, kept_tokens=kept, report=report)
+    return MessagesOutput(ticket.request_id, request.model, leases=begun.leases, report=report)
 
 
 def _conversation(headers: Mapping[str, str], request: MessagesRequest) -> Conversation:

@@ -93,11 +93,6 @@ class BackgroundResponses:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
 
-    async def start(self) -> None:
-        """Serve what other frontends want of the responses that run here."""
-        bus = self._me.bus
-        await bus.serve(bus.subjects.frontend_control(self._me.instance_id), [CancelResponse], self._on_cancel)
-
     # running
 
     async def begin(self, ticket: Ticket, creation: Creation, admission: AsyncExitStack) -> StoredResponse:
@@ -144,7 +139,7 @@ class BackgroundResponses:
         if stored.is_ended:
             return stored
         if stored.owner == self._me.instance_id:
-            await self._cancel(stored.id)
+            await self.cancel_here(stored.id)
         else:
             bus = self._me.bus
             with suppress(RequestFailed):  # then it is not running any more, or its record tells below
@@ -157,11 +152,8 @@ class BackgroundResponses:
         await self._store.save(ended)
         return ended
 
-    async def _on_cancel(self, message: CancelResponse, _context: Any) -> Done:
-        await self._cancel(message.response_id)
-        return Done()
-
-    async def _cancel(self, response_id: str) -> None:
+    async def cancel_here(self, response_id: str) -> None:
+        """Whether or not it still runs, it does not afterwards."""
         task = self._running.get(response_id)
         if task is None:
             return

@@ -165,7 +165,12 @@ class ResponsesFlow:
     def prompted(self, request: ResponsesRequest, items: Items, headers: HeaderExtensions) -> ResponsesConversation:
         """What a response's prompt is made of. Raise InvalidRequest."""
         made = self.conversation(request, items)
-        conversation = msgspec.structs.replace(made.conversation, harness=headers.harness)
+        stated = condenses(request.turn_metadata)
+        conversation = msgspec.structs.replace(
+            made.conversation,
+            harness=headers.harness,
+            condensing=bool(headers.compaction if stated is None else stated),
+        )
         if request.generate is False:
             # What follows begins like this prompt, so that is what a worker is to have computed.
             only_prompt = msgspec.structs.replace(request, max_output_tokens=1)
@@ -242,6 +247,7 @@ class ResponsesFlow:
             seal=self.seal_reasoning if request.wants_encrypted_reasoning else None,
             token_bytes=text.tokenizer.token_bytes,
             now=now,
+            leases=begun.leases,
             report=report_for(begun.conversation.generation, ticket, begun.model, begun.choices),
         )
         return ResponsesOutput(blank, style)

@@ -84,6 +84,7 @@ def _torch(settings: WorkerSettings, config: EngineConfig) -> Engine:
         dtype=_torch_dtype(config.dtype, on_cpu=on_cpu),
         block_size=config.block_size,
         context_length=config.context_length,
+        pin_share=settings.g1_pin_share,
         grammars=GrammarLimits(
             source_bytes=settings.max_grammar_bytes,
             check_s=settings.grammar_check_s,
@@ -132,6 +133,7 @@ def _mock(settings: WorkerSettings, config: EngineConfig) -> Engine:
             max_batched_tokens=config.max_batched_tokens or _MOCK_DEFAULT_BATCH,
             max_waiting=config.max_waiting or _MOCK_DEFAULT_WAITING,
             block_bytes=settings.mock_block_bytes,
+            pin_share=settings.g1_pin_share,
             output_tokens=settings.mock_output_tokens,
             script=settings.script,
             eos_token_id=config.eos_token_ids[0] if config.eos_token_ids else None,

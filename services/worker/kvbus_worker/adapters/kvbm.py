@@ -14,6 +14,7 @@ from kvbus_wire.packing import pack_keys
 from kvbus_worker.adapters.kvbm_link import KvbmLink, Pool
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.adapters.onboarding import FAILURES, Onboarding, OnboardLimits, Spawn
+from kvbus_worker.adapters.scratch import Scratch
 from kvbus_worker.adapters.write_through import WriteThrough, WriteThroughLimits
 from kvbus_worker.core.offload import OffloadQueue
 from kvbus_worker.core.onboard_rates import OnboardRates
@@ -30,6 +31,7 @@ class KvbmLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     onboard_timeout_s: float
     onboard_batch_blocks: int
+    onboard_batch_bytes: int
     onboard_min_blocks: int
     onboard_max_blocks: int
     onboard_parallel: int
@@ -52,6 +54,10 @@ class Kvbm:
         self._spawn = spawn
         self._metrics = metrics
         self._block_size = engine.info.block_size
+        block_bytes = engine.info.block_bytes
+        fitting = max(limits.onboard_batch_bytes // block_bytes, 1)
+        self._batch_blocks = min(limits.onboard_batch_blocks, fitting)
+        self._scratch = Scratch(self._batch_blocks * block_bytes, keep=limits.onboard_parallel)
         self._importing: set[bytes] = set()
         self._onboarding = 0
         self._write_through = WriteThrough(
@@ -59,7 +65,9 @@ class Kvbm:
             link,
             store,
             queue,
-            WriteThroughLimits(gather_s=limits.offload_gather_s, repair_s=limits.offload_repair_s),
+            WriteThroughLimits(
+                gather_s=limits.offload_gather_s, batch_blocks=queue.batch_blocks, repair_s=limits.offload_repair_s
+            ),
             self._importing,
             metrics=metrics,
         )
@@ -112,9 +120,10 @@ class Kvbm:
             self._engine,
             self._link,
             pool,
-            OnboardLimits(batch_blocks=self._limits.onboard_batch_blocks, max_blocks=self._limits.onboard_max_blocks),
+            OnboardLimits(batch_blocks=self._batch_blocks, max_blocks=self._limits.onboard_max_blocks),
             self.rates,
             self._importing,
+            self._scratch,
             keys,
             packed,
             spawn=self._spawn,

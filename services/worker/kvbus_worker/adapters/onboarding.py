@@ -22,12 +22,15 @@ from kvbus_wire.packing import TOKEN_BYTES, pack_keys
 from kvbus_wire.worker import Done
 from kvbus_worker.adapters.kvbm_link import KvbmLink, Pool
 from kvbus_worker.adapters.metrics import WorkerMetrics
+from kvbus_worker.adapters.scratch import Scratch
 from kvbus_worker.core.onboard_rates import OnboardRates
 from kvbus_worker.core.patience import Patience
 from kvbus_worker.engines.base import Engine, EngineError
 
 G2 = "g2"
 FAILURES = (RequestFailed, ArenaError, EngineError, IndexError)
+_ASK_AGAIN_S = 0.01
+"""A kvbm that does not wait at all is not asked more often."""
 Spawn = Callable[..., asyncio.Task[Any]]
 
 
@@ -72,7 +75,7 @@ class Onboarding:
 
     def __init__(
         self, engine: Engine, link: KvbmLink, pool: Pool, limits: OnboardLimits, rates: OnboardRates,
-        importing: set[bytes], keys: Sequence[bytes], packed: bytes, *, spawn: Spawn, metrics: WorkerMetrics,
+        importing: set[bytes], scratch: Scratch, keys: Sequence[bytes], packed: bytes, *, spawn: Spawn, metrics: WorkerMetrics,
     ) -> None:  # fmt: skip
         self._engine = engine
         self._link = link
@@ -80,6 +83,7 @@ class Onboarding:
         self._limits = limits
         self._rates = rates
         self._importing = importing
+        self._scratch = scratch
         self._keys = keys
         self._packed = packed
         self._spawn = spawn
@@ -87,6 +91,7 @@ class Onboarding:
         self._block_bytes = engine.info.block_bytes
         self._block_size = engine.info.block_size
         self._finished_at = 0.0
+        self._coming = 0
         self.blocks = 0
 
     async def bring(self, patience: Patience, lower_tier: str) -> None:
@@ -97,7 +102,7 @@ class Onboarding:
         self._finished_at = asyncio.get_running_loop().time()
         run = await self._pin(first, 0.0, G2)
         if run is None and lower_tier:
-            run = await self._pin(first, self._wait_s(first, patience), lower_tier)
+            run = await self._pin_below(first, patience, lower_tier)
         while run is not None:
             more = run.pinned.coming or (run.source == G2 and lower_tier)
             ahead = self._ask_ahead(run.end, patience, lower_tier) if more and run.end < len(self._keys) else None
@@ -112,10 +117,19 @@ class Onboarding:
     def _wait_s(self, first: int, patience: Patience) -> float:
         return patience.wait_s((len(self._keys) - first) * self._block_size, asyncio.get_running_loop().time())
 
+    async def _pin_below(self, first: int, patience: Patience, tier: str) -> _Run | None:
+        """Ask again when kvbm has waited as long as it does for one request and they are still on their way."""
+        while (wait_s := self._wait_s(first, patience)) > 0:
+            run = await self._pin(first, wait_s, tier)
+            if run is not None or not self._coming:
+                return run
+            await asyncio.sleep(_ASK_AGAIN_S)
+        return None
+
     async def _pin(self, first: int, wait_s: float, source: str) -> _Run | None:
         """None: nothing (more) is there, or came in time."""
         asked = self._keys[first:]
-        if not asked or (source != G2 and wait_s <= 0):
+        if not asked:
             return None
         asked_at = asyncio.get_running_loop().time()
         request = PinBlocks(
@@ -126,6 +140,7 @@ class Onboarding:
             parent=self._keys[first - 1] if first else ROOT,
         )
         pinned: PinnedBlocks = await self._link.ask(self._pool, request, PinnedBlocks, wait_s=wait_s)
+        self._coming = pinned.coming
         if not pinned.lease_id:
             return None
         pinned = msgspec.structs.replace(pinned, slots=pinned.slots[: len(asked)])
@@ -134,8 +149,7 @@ class Onboarding:
 
     def _ask_ahead(self, first: int, patience: Patience, lower_tier: str) -> _Ahead:
         ahead = _Ahead()
-        pinning = self._pin(first, self._wait_s(first, patience), lower_tier)
-        self._spawn(self._pin_ahead(ahead, pinning), name="kvbm pin ahead")
+        self._spawn(self._pin_ahead(ahead, self._pin_below(first, patience, lower_tier)), name="kvbm pin ahead")
         return ahead
 
     async def _pin_ahead(self, ahead: _Ahead, pinning: Coroutine[Any, Any, _Run | None]) -> None:
@@ -178,9 +192,10 @@ class Onboarding:
     async def _copy_in(self, run: _Run) -> None:
         size = self._block_size * TOKEN_BYTES
         slots = run.pinned.slots
+        scratch = self._scratch.take()
         for start in range(0, len(slots), self._limits.batch_blocks):
             part = slots[start : start + self._limits.batch_blocks]
-            data = await asyncio.to_thread(_copy_out, self._pool.arena, part, self._block_bytes)
+            data = await asyncio.to_thread(_copy_out, self._pool.arena, part, self._block_bytes, scratch)
             if asyncio.get_running_loop().time() >= run.lease_end:
                 raise RequestFailed.of(ErrorCode.DEADLINE_EXCEEDED, "the lease ended during the copy")
             if len(data) < len(part):
@@ -192,11 +207,11 @@ class Onboarding:
             if data:
                 parent = self._keys[first - 1] if first else ROOT
                 tokens = [self._packed[i * size : (i + 1) * size] for i in range(first, end)]
-                views = [memoryview(block) for block in data]
-                imported = await self._engine.import_blocks(parent, self._keys[first:end], tokens, views)
+                imported = await self._engine.import_blocks(parent, self._keys[first:end], tokens, data)
                 run.copied += imported
             if imported < len(part):
-                return
+                break
+        self._scratch.give_back(scratch)
 
     async def _release(self, run: _Run) -> None:
         try:
@@ -206,11 +221,12 @@ class Onboarding:
             self._metrics.kvbm_failures.labels("release", str(error.code)).inc()
 
 
-def _copy_out(arena: Arena, slots: Sequence[Slot], block_bytes: int) -> list[bytes]:
+def _copy_out(arena: Arena, slots: Sequence[Slot], block_bytes: int, into: memoryview) -> list[memoryview]:
     """Private copies of the leading slots whose checksum holds. The copy is checked: the slot may change under the reader."""
-    copies: list[bytes] = []
-    for slot in slots:
-        copy = bytes(arena.view(slot.index)[:block_bytes])
+    copies: list[memoryview] = []
+    for start, slot in zip(range(0, len(slots) * block_bytes, block_bytes), slots, strict=True):
+        copy = into[start : start + block_bytes]
+        copy[:] = arena.view(slot.index)[:block_bytes]
         if checksum(copy) != slot.checksum:
             break
         copies.append(copy)

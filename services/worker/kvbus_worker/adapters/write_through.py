@@ -33,9 +33,10 @@ _NICENESS = 10
 
 
 class WriteThroughLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """``gather_s``: how long new blocks wait for others."""
+    """``gather_s``: how long new blocks wait for others, unless there are ``batch_blocks``."""
 
     gather_s: float
+    batch_blocks: int
     repair_s: float
 
 
@@ -81,8 +82,7 @@ class WriteThrough:
     async def run(self) -> None:
         while True:
             await self._wake.wait()
-            await asyncio.sleep(self._limits.gather_s)
-            self._wake.clear()
+            await self._gather()
             while (pool := self._link.pool) is not None and (batch := self._queue.take(self._store)) is not None:
                 self._show_queue()
                 try:
@@ -90,6 +90,15 @@ class WriteThrough:
                 except FAILURES as error:
                     self._link.failed("offload", error)
                     await asyncio.sleep(self._link.retry_s)
+
+    async def _gather(self) -> None:
+        """A batch is full, or the oldest block has waited long enough."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.gather_s):
+                while len(self._queue) < self._limits.batch_blocks:
+                    self._wake.clear()
+                    await self._wake.wait()
+        self._wake.clear()
 
     async def _offload(self, pool: Pool, batch: OffloadBatch) -> None:
         loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ class OffloadQueue:
 
     def __init__(self, *, limit_blocks: int, batch_blocks: int) -> None:
         self._limit = limit_blocks
-        self._batch = batch_blocks
+        self.batch_blocks = batch_blocks
         self._waiting: deque[tuple[bytes, bytes]] = deque()
         self.dropped = 0
 
@@ -55,7 +55,7 @@ class OffloadQueue:
         """The next chain of at most ``batch_blocks`` blocks, without those that left G1 meanwhile (not in ``present``)."""
         first: bytes | None = None
         keys: list[bytes] = []
-        while self._waiting and len(keys) < self._batch:
+        while self._waiting and len(keys) < self.batch_blocks:
             parent, key = self._waiting[0]
             if key in present:
                 if keys and keys[-1] != parent:

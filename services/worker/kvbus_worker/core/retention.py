@@ -6,22 +6,16 @@ A block can be used again only by a prompt that goes on to its last token, so wh
     blocks      [0..16)[16..32)[32..48)[48..64) ..        pinned: blocks 0 and 1; normal: from block 2 on
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
-from typing import get_args
 
-from kvbus_blocks.retention import Directive, Kind
+from kvbus_blocks.retention import Directive, directive
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.kvbm import BlockDirective
-from kvbus_wire.request import MOST_PRIORITY, Retention
+from kvbus_wire.request import Retention
 from kvbus_worker.engines.base import DirectiveRun, EngineError
 from kvbus_worker.engines.said import Said
 
-LONGEST_TTL_S = 10 * 365 * 86_400.0
-"""What is to be kept longer has no end that a clock could show."""
-_KINDS = get_args(Kind)
-_DEFAULT = Directive()
 _END = 1 << 62
 
 
@@ -51,18 +45,18 @@ def on_the_wire(directives: Iterable[Directive | None], now_s: float) -> tuple[B
     """Of one entry per block; None: nothing is said of it."""
     wire: list[BlockDirective] = []
     position = 0
-    for directive, group in groupby(directives):
+    for said, group in groupby(directives):
         start, position = position, position + sum(1 for _ in group)
-        if directive is not None:
-            expires_s = directive.expires_s
+        if said is not None:
+            expires_s = said.expires_s
             wire.append(
                 BlockDirective(
                     start=start,
                     end=position,
-                    kind=directive.kind,
-                    priority=directive.priority,
+                    kind=said.kind,
+                    priority=said.priority,
                     ttl_s=None if expires_s is None else max(expires_s - now_s, 0.0),
-                    tenant=directive.tenant,
+                    tenant=said.tenant,
                 )
             )
     return tuple(wire)
@@ -70,7 +64,7 @@ def on_the_wire(directives: Iterable[Directive | None], now_s: float) -> tuple[B
 
 def worth_saying(directives: Iterable[Directive]) -> list[Directive | None]:
     """Without those that a new block has anyway."""
-    return [None if directive == _DEFAULT else directive for directive in directives]
+    return [None if said.is_plain else said for said in directives]
 
 
 def pinned_positions(runs: Sequence[DirectiveRun], count: int) -> list[int]:
@@ -81,19 +75,15 @@ def pinned_positions(runs: Sequence[DirectiveRun], count: int) -> list[int]:
 def _span(
     entry: Retention, prompt_tokens: int, block_size: int, tenant: str, now_s: float
 ) -> tuple[int, int, Directive]:
-    if entry.kind not in _KINDS:
-        raise _invalid(f"kind {entry.kind!r} is none of {', '.join(_KINDS)}")
     if entry.start < 0 or entry.end < 0:
         raise _invalid(f"a range from {entry.start} to {entry.end}")
-    if entry.ttl_s is not None and math.isnan(entry.ttl_s):
-        raise _invalid("ttl_s is no number")
-    kind: Kind = entry.kind  # type: ignore[assignment]
-    expires_s = None if entry.ttl_s is None else now_s + min(max(entry.ttl_s, 0.0), LONGEST_TTL_S)
-    most = int(MOST_PRIORITY)
-    directive = Directive(kind, max(-most, min(entry.priority, most)), expires_s, tenant)
+    try:
+        said = directive(entry.kind, entry.priority, entry.ttl_s, tenant, now_s)
+    except ValueError as error:
+        raise _invalid(str(error)) from error
     end = prompt_tokens if not entry.end else min(entry.end, prompt_tokens)
-    to_the_end = end == prompt_tokens and kind == "ephemeral"
-    return entry.start // block_size, _END if to_the_end else end // block_size, directive
+    to_the_end = end == prompt_tokens and said.kind == "ephemeral"
+    return entry.start // block_size, _END if to_the_end else end // block_size, said
 
 
 def _invalid(problem: str) -> EngineError:

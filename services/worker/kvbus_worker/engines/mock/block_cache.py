@@ -1,8 +1,9 @@
 """G1 of the mock: which blocks are held, by whom, and who goes first.
 
 A block is *private* (being filled by one sequence; it has no key), *referenced* (cached and used by running sequences) or *idle*
-(cached, no user: evictable). Room is counted, there is no memory behind it. An idle block is evicted only when no cached block
-follows it, so a chain always loses its end first and "block i is there" implies that its prefix is.
+(cached, no user: evictable, the least worth keeping first: `EvictionOrder`). Room is counted, there is no memory behind it. An
+idle block is evicted only when no cached block follows it, so a chain always loses its end first and "block i is there" implies
+that its prefix is.
 
     free room = capacity - private - cached        available room = free room + idle
 
@@ -15,31 +16,46 @@ equal. What a sequence costs therefore depends on the runs its prompt consists o
 """
 
 from collections.abc import Collection, Sequence
-from heapq import heapify, heappop, heappush
+from itertools import count, groupby
 
 from kvbus_blocks.keys import ROOT
-from kvbus_blocks.retention import Directive
+from kvbus_blocks.retention import PLAIN, Directive, EvictionOrder, PinCaps, apply, merge
 from kvbus_worker.engines.base import BlockEvent, BlocksRemoved, BlocksStored
-from kvbus_worker.engines.merging import merged
 from kvbus_worker.engines.said import Said
 
 NOTHING_SAID = Said()
 
 
 class _Run:
-    """Cached blocks that follow each other. ``children`` follow its last block. All its blocks have the same users and age,
-    and the same is said of them. ``depth``: blocks above its first one."""
+    """Cached blocks that follow each other. ``children`` follow its last block. All its blocks have the same users and uses,
+    and the same is said of them. ``start``: blocks above its first one. For `EvictionOrder` it is a node: its last block."""
 
-    __slots__ = ("children", "depth", "directive", "keys", "last_used", "parent", "users")
+    __slots__ = ("children", "directive", "inflation", "key", "keys", "parent", "start", "used", "users", "uses")
 
-    def __init__(self, parent: "_Run | None", keys: list[bytes], users: int, depth: int, directive: Directive) -> None:
+    def __init__(self, parent: "_Run | None", keys: list[bytes], users: int, directive: Directive, number: int) -> None:
         self.parent = parent
-        self.depth = depth
-        self.directive = directive
         self.keys = keys
         self.users = users
+        self.start = parent.end if parent is not None else 0
+        self.directive = directive
         self.children: set[_Run] = set()
-        self.last_used = 0
+        self.key = number
+        self.used = 0
+        self.uses = 0
+        self.inflation = 0.0
+
+    @property
+    def end(self) -> int:
+        """Blocks from the root to its last one."""
+        return self.start + len(self.keys)
+
+    @property
+    def depth(self) -> int:
+        return self.end - 1
+
+    def is_like(self, other: "_Run") -> bool:
+        """Nothing but their place tells them apart."""
+        return (self.users, self.uses, self.directive) == (other.users, other.uses, other.directive)
 
     @property
     def is_evictable(self) -> bool:
@@ -47,19 +63,23 @@ class _Run:
 
 
 class BlockCache:
-    """Pure bookkeeping. Changes of what is cached are collected as block events until `take_events`."""
+    """Pure bookkeeping. Changes of what is cached are collected as block events until `take_events`.
 
-    def __init__(self, capacity: int) -> None:
+    ``now_s``: the time by which pins end, kept by the caller. ``pin_share``: part of the capacity that one tenant may pin. ``lru``:
+    evict the least recently used, whatever is said.
+    """
+
+    def __init__(self, capacity: int, pin_share: float = 0.5, *, lru: bool = False) -> None:
         if capacity < 1:
             raise ValueError("a block cache needs room for at least one block")
         self.capacity = capacity
+        self.now_s = 0.0
         self._runs: dict[bytes, _Run] = {}
+        self._numbers = count()
         self._private = 0
         self._idle = 0
-        self._tick = 0
-        # (last_used, number, run) of idle runs without children; what was used or gained a child since is stale and skipped.
-        self._evictable: list[tuple[int, int, _Run]] = []
-        self._offers = 0
+        self._order: EvictionOrder[_Run] = EvictionOrder(lambda: len(self._runs), lru=lru)
+        self._pins = PinCaps(capacity, pin_share)
         self._events = _Events()
 
     @property
@@ -92,7 +112,7 @@ class BlockCache:
     def directive(self, key: bytes) -> Directive:
         """What holds for a block; the default when it is not cached."""
         run = self._runs.get(key)
-        return run.directive if run is not None else Directive()
+        return run.directive if run is not None else PLAIN
 
     def acquire(self, keys: Sequence[bytes], said: Said = NOTHING_SAID) -> int:
         """Reference the leading cached blocks of a chain from the root, of which this is ``said``; how many."""
@@ -100,6 +120,7 @@ class BlockCache:
         if depth:
             self._reference(self._ending_at(keys[depth - 1]))
             self._say(keys, depth, said)
+            self._join_all(self._runs[keys[depth - 1]])
         return depth
 
     def touch(self, keys: Sequence[bytes], said: Said = NOTHING_SAID) -> int:
@@ -109,17 +130,18 @@ class BlockCache:
         return depth
 
     def release(self, keys: Sequence[bytes]) -> None:
-        """Give up the references to a chain from the root. All of it gets the same age, so that its end is evicted before its
-        beginning."""
-        self._tick += 1
+        """Give up the references to a chain from the root. All of it has been used, equally recently."""
+        self._order.begin_use()
         run = self._runs[keys[-1]] if keys else None
         while run is not None:
-            run.users -= 1
-            run.last_used = self._tick
-            if not run.users:
-                self._idle += len(run.keys)
-                self._offer(run)
+            self._unreference(run)
+            self._order.use(run)
             run = run.parent
+
+    def _unreference(self, run: _Run) -> None:
+        run.users -= 1
+        if not run.users:
+            self._idle += len(run.keys)
 
     def can_allocate(self, count: int) -> bool:
         return count <= self.available
@@ -156,12 +178,12 @@ class BlockCache:
             if not run.users:
                 self._idle -= 1
             run.users += 1
-            run.directive = merged(run.directive, said[at])
+            self._say_of(run, said[at] or PLAIN)
             self._join(run)
         for start, end, directive in said.pieces(first + there, first + len(keys)):
             above = keys[start - first - 1] if start > first else parent
             part = slice(start - first, end - first)
-            self._insert(above, keys[part], tokens[part], merged(None, directive))
+            self._insert(above, keys[part], tokens[part], directive)
 
     def adopt(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> int:
         """Cache blocks from elsewhere, idle; how many leading ones are cached afterwards. Takes only available room."""
@@ -170,15 +192,18 @@ class BlockCache:
         # Neither the chain up to the parent nor what is adopted may be evicted to make room for the rest of the chain.
         there = self.leading(keys)
         last = keys[there - 1] if there else parent
-        if last != ROOT:
-            self._reference(self._ending_at(last))
+        held = self._ending_at(last) if last != ROOT else None
+        self._reference(held)
         end = min(len(keys), there + self.available)
         if there < end:
             self._make_room(end - there)
-            self._insert(last, keys[there:end], tokens[there:end], Directive())
-            last = keys[end - 1]
-        if last != ROOT:
-            self.release((last,))
+            self._order.begin_use()
+            run = self._insert(last, keys[there:end], tokens[there:end], None, idle=True)
+            self._order.use(run)
+        while held is not None:  # that was no use
+            self._unreference(held)
+            self._order.offer(held)
+            held = held.parent
         return end
 
     def drop(self, keys: Collection[bytes]) -> int:
@@ -188,11 +213,11 @@ class BlockCache:
         dropped = 0
         while ends:
             run = ends.pop()
-            above, count = run.parent, 0
-            while count < len(run.keys) and run.keys[-1 - count] in wanted:
-                count += 1
-            self._evict(run, count)
-            dropped += count
+            above, going = run.parent, 0
+            while going < len(run.keys) and run.keys[-1 - going] in wanted:
+                going += 1
+            self._evict(run, going)
+            dropped += going
             if not run.keys and above is not None and above.is_evictable and above.keys[-1] in wanted:
                 ends.append(above)
         return dropped
@@ -213,7 +238,7 @@ class BlockCache:
     def check_integrity(self) -> None:
         """Raise AssertionError when the bookkeeping contradicts itself."""
         runs = set(self._runs.values())
-        if any(run.depth != (run.parent.depth + len(run.parent.keys) if run.parent else 0) for run in runs):
+        if any(run.start != (run.parent.end if run.parent else 0) for run in runs):
             raise AssertionError("a run does not know where it lies")
         if any(self._runs.get(key) is not run for run in runs for key in run.keys):
             raise AssertionError("a block lies in two runs")
@@ -231,7 +256,7 @@ class BlockCache:
             raise AssertionError(f"{idle} idle blocks, {self._idle} counted")
         if self._private < 0 or self._private + len(self._runs) > self.capacity:
             raise AssertionError("the capacity is exceeded")
-        offered = {run for stamp, _, run in self._evictable if run.last_used == stamp}
+        offered = self._order.offered()
         if any(run.is_evictable and run not in offered for run in runs):
             raise AssertionError("an idle leaf cannot be evicted")
 
@@ -245,36 +270,65 @@ class BlockCache:
 
     def _say(self, keys: Sequence[bytes], depth: int, said: Said) -> None:
         """``depth`` leading blocks of a chain are used by one who says this of them."""
-        pieces = said.pieces(0, depth)
-        for start, end, directive in pieces:
-            run: _Run | None = self._ending_at(keys[end - 1])
-            if start and directive is not None:
+        for start, end, directive in said.pieces(0, depth):
+            if directive is not None and start:
                 self._ending_at(keys[start - 1])
-            while run is not None and run.depth >= start:
-                run.directive = merged(run.directive, directive)
+            run: _Run | None = self._ending_at(keys[end - 1])
+            piece: list[_Run] = []
+            while run is not None and run.start >= start:
+                piece.append(run)
                 run = run.parent
-        if len(pieces) > 1:
-            self._join_all(self._runs[keys[depth - 1]])
+            for run in reversed(piece):  # from the root on: a pin is worth little without those above it
+                self._say_of(run, directive or PLAIN)
+
+    def _say_of(self, run: _Run, said: Directive) -> None:
+        """This is said of a run, whose end may not get what its beginning gets."""
+        if run.directive is PLAIN and said is PLAIN:
+            return
+        if run.directive.kind != "pinned" and said.kind != "pinned":
+            run.directive = merge(run.directive, said, self.now_s)
+            return
+        self._grant(run, run.directive, said)
+
+    def _grant(self, run: _Run, held: Directive | None, said: Directive) -> None:
+        for directive, same in groupby([apply(self._pins, key, held, said, self.now_s)[0] for key in run.keys]):
+            length = sum(1 for _ in same)
+            whole = length == len(run.keys)
+            first = run if whole else self._divide(run, length)
+            first.directive = directive
+            if not whole:
+                run = next(iter(first.children))
 
     def _join_all(self, run: _Run) -> None:
-        """Make those runs from the root to this one one whose directives have become equal."""
+        """Make those runs from the root to this one one that nothing tells apart any more."""
         while (above := run.parent) is not None:
             self._join(run)
             run = above
 
-    def _insert(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], directive: Directive) -> None:
-        """New blocks with one user, who uses ``parent`` as well, which therefore is the end of its run."""
+    def _insert(
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        said: Directive | None,
+        *,
+        idle: bool = False,
+    ) -> _Run:
+        """New blocks with one user, who uses ``parent`` as well: that is the end of its run. ``idle``: they have none."""
         above = self._runs[parent] if parent != ROOT else None
-        if above is not None and above.users == 1 and not above.children and above.directive == directive:
-            above.keys += keys
-            run = above
-        else:
-            depth = above.depth + len(above.keys) if above is not None else 0
-            run = _Run(above, list(keys), 1, depth, directive)
-            if above is not None:
-                above.children.add(run)
+        run = _Run(above, list(keys), 0 if idle else 1, said or PLAIN, next(self._numbers))
+        if above is not None:
+            above.children.add(run)
         self._runs.update(dict.fromkeys(keys, run))
         self._events.stored(parent, keys, tokens)
+        if idle:
+            self._idle += len(keys)
+        elif said is not None and said.kind == "pinned":
+            self._grant(run, None, said)
+        elif above is not None and len(above.children) == 1 and above.is_like(run):
+            self._join(run)
+            run = above
+        return run
 
     def _ending_at(self, key: bytes) -> _Run:
         """The run of a block, divided behind it if need be."""
@@ -285,33 +339,35 @@ class BlockCache:
         """Make the first ``count`` blocks of a run one of their own, and return that."""
         if count == len(run.keys):
             return run
+        number = next(self._numbers)
         if 2 * count <= len(run.keys):
-            first, rest = _Run(run.parent, run.keys[:count], run.users, run.depth, run.directive), run
+            first, rest = _Run(run.parent, run.keys[:count], run.users, run.directive, number), run
             del run.keys[:count]
-            run.depth += count
+            run.start += count
             moved = first
             if first.parent is not None:
                 first.parent.children.remove(run)
                 first.parent.children.add(first)
         else:
-            first, rest = run, _Run(run, run.keys[count:], run.users, run.depth + count, run.directive)
+            keys = run.keys[count:]
             del run.keys[count:]
+            first, rest = run, _Run(run, keys, run.users, run.directive, number)
             moved = rest
             rest.children, run.children = run.children, set()
             for child in rest.children:
                 child.parent = rest
-        first.last_used = rest.last_used = run.last_used
+        moved.used, moved.uses, moved.inflation = run.used, run.uses, run.inflation
         first.children = {rest}
         rest.parent = first
         self._runs.update(dict.fromkeys(moved.keys, moved))
         # The one that is offered may be the one that is a leaf no more.
-        self._offer(rest)
+        self._order.offer(rest)
         return first
 
     def _join(self, run: _Run) -> None:
         """Make a run and the one above it one when nothing tells them apart."""
         above = run.parent
-        if above is None or len(above.children) != 1 or above.users != run.users or above.directive != run.directive:
+        if above is None or len(above.children) != 1 or not above.is_like(run):
             return
         above.keys += run.keys
         self._runs.update(dict.fromkeys(run.keys, above))
@@ -322,10 +378,9 @@ class BlockCache:
 
     def _make_room(self, count: int) -> None:
         while (short := count - (self.capacity - self._private - len(self._runs))) > 0:
-            stamp, _, run = self._evictable[0]
-            if not run.is_evictable or run.last_used != stamp:
-                heappop(self._evictable)
-                continue
+            run = self._order.pop(self.now_s)
+            if run is None:
+                raise AssertionError("an idle block can never be evicted")
             self._evict(run, min(short, len(run.keys)))
 
     def _evict(self, run: _Run, count: int) -> None:
@@ -336,24 +391,16 @@ class BlockCache:
         del run.keys[-count:]
         for key in gone:
             del self._runs[key]
+        if run.directive.kind == "pinned":
+            for key in gone:
+                self._pins.forget(key)
         self._idle -= count
         self._events.removed(gone)
-        if not run.keys and run.parent is not None:
+        if run.keys:
+            self._order.offer(run)
+        elif run.parent is not None:
             run.parent.children.remove(run)
-            self._offer(run.parent)
-
-    def _offer(self, run: _Run) -> None:
-        if run.is_evictable:
-            self._offers += 1
-            heappush(self._evictable, (run.last_used, self._offers, run))
-            if len(self._evictable) > 4 * self.capacity + 64:
-                self._evictable = [entry for entry in self._evictable if self._is_true(entry)]
-                heapify(self._evictable)
-
-    @staticmethod
-    def _is_true(entry: tuple[int, int, _Run]) -> bool:
-        stamp, _, run = entry
-        return run.is_evictable and run.last_used == stamp
+            self._order.offer(run.parent)
 
 
 class _Events:

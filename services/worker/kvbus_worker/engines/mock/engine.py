@@ -42,6 +42,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens: int = 8192
     max_waiting: int = 1024
     block_bytes: int = 512
+    pin_share: float = 0.5
     output_tokens: int = 128
     script: str = ""
     eos_token_id: int | None = None
@@ -68,6 +69,7 @@ class MockEngine:
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
             max_waiting=config.max_waiting,
+            pin_share=config.pin_share,
         )
         self.scheduler = MockScheduler(limits, config.timing)
         self._info = EngineInfo(
@@ -163,6 +165,7 @@ class MockEngine:
         return [self.scheduler.cache.directive(key) for key in keys]
 
     async def touch(self, keys: Sequence[bytes], directives: Sequence[DirectiveRun]) -> int:
+        self.scheduler.cache.now_s = time.monotonic()
         return self.scheduler.cache.touch(keys, Said(directives))
 
     async def drop_blocks(self, keys: Sequence[bytes]) -> int:

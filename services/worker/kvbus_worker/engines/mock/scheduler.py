@@ -36,12 +36,16 @@ _LONGEST_IDLE_STEP_S = 0.02
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """``pin_share``, ``lru``: see `BlockCache`."""
+
     block_size: int
     total_blocks: int
     context_length: int
     max_num_seqs: int
     max_batched_tokens: int
     max_waiting: int
+    pin_share: float = 0.5
+    lru: bool = False
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -61,7 +65,7 @@ class MockScheduler:
 
     def __init__(self, limits: SchedulerLimits, timing: TimingModel) -> None:
         self.limits = limits
-        self.cache = BlockCache(limits.total_blocks)
+        self.cache = BlockCache(limits.total_blocks, limits.pin_share, lru=limits.lru)
         self._timing = timing
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
@@ -128,6 +132,7 @@ class MockScheduler:
             self.cancel(request_id)
 
     def begin(self, now: float, max_repeats: int = 1) -> Step:
+        self.cache.now_s = now
         planned: dict[str, tuple[Sequence, int]] = {}
         work = StepWork()
         budget = self.limits.max_batched_tokens
@@ -163,6 +168,7 @@ class MockScheduler:
         return msgspec.structs.replace(step, repeats=repeats, duration_s=duration_s)
 
     def finish(self, step: Step, now: float) -> StepOutput:
+        self.cache.now_s = now
         started: list[Started] = []
         deltas: list[Delta] = []
         ended: list[Ended] = []

@@ -6,51 +6,62 @@ Every block is in exactly one state:
     free      no    0      allocate
     private   no    >0     nobody: a sequence fills it
     shared    yes   >0     nobody: sequences read it (and its ancestors, which they hold, too)
-    cached    yes   0      allocate, which evicts it: least recently used first, leaves before parents
+    cached    yes   0      allocate, which evicts it: the least worth keeping first (`EvictionOrder`), leaves before parents
 
 Invariant: the parent of a keyed block is keyed and present, so a present block implies its whole prefix is. A referenced block's
 ancestors are referenced, hence every cached block is reachable by evicting leaves.
 """
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from kvbus_blocks.keys import ROOT
-from kvbus_blocks.retention import Directive
+from kvbus_blocks.retention import PLAIN, Directive, EvictionOrder, PinCaps, apply
 from kvbus_worker.engines.base import BlockEvent, BlocksCleared, BlocksRemoved, BlocksStored
-from kvbus_worker.engines.merging import merged
-
-_DEFAULT = Directive()
 
 
 class _Block:
-    __slots__ = ("children", "directive", "key", "parent", "refs", "released")
+    """A `kvbus_blocks.retention.Node`, for `EvictionOrder`."""
 
-    def __init__(self) -> None:
-        self.directive = _DEFAULT
+    __slots__ = ("children", "depth", "directive", "inflation", "key", "number", "parent", "refs", "used", "uses")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.key: bytes | None = None
         self.parent: int | None = None  # block number; None: the root
+        self.depth = 0
         self.children = 0  # keyed blocks right below this one
         self.refs = 0
-        self.released = 0  # when refs became 0, in ticks
+        self.directive = PLAIN
+        self.used = 0
+        self.uses = 0
+        self.inflation = 0.0
+
+    @property
+    def is_evictable(self) -> bool:
+        return self.key is not None and self.refs == 0 and self.children == 0
 
 
 class BlockPool:
-    """``contains`` and ``directive`` may be asked from other threads; everything else belongs to one."""
+    """``contains`` and ``directive`` may be asked from other threads; everything else belongs to one.
 
-    def __init__(self, total: int) -> None:
+    ``now_s``: the time by which pins end, kept by the caller. ``pin_share``: part of the blocks that one tenant may pin.
+    """
+
+    def __init__(self, total: int, pin_share: float = 0.5) -> None:
         self.total = total
+        self.now_s = 0.0
+        self._pin_share = pin_share
         self._events = _EventLog()
         self._forget()
 
     def _forget(self) -> None:
-        self._blocks = [_Block() for _ in range(self.total)]
+        self._blocks = [_Block(number) for number in range(self.total)]
         self._by_key: dict[bytes, int] = {}
         self._free: dict[int, None] = dict.fromkeys(range(self.total))  # a set that remembers the order
-        self._leaves: list[tuple[int, int]] = []  # heap of (released, block); stale entries are skipped
+        self._order: EvictionOrder[_Block] = EvictionOrder(lambda: len(self._by_key))
+        self._pins = PinCaps(self.total, self._pin_share)
         self._cached = 0
-        self._tick = 0
 
     @property
     def available(self) -> int:
@@ -67,7 +78,7 @@ class BlockPool:
     def directive(self, key: bytes) -> Directive:
         """What holds for a block; the default when it is not there. May be asked from other threads."""
         number = self._by_key.get(key)
-        return _DEFAULT if number is None else self._blocks[number].directive
+        return PLAIN if number is None else self._blocks[number].directive
 
     def lookup(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest present beginning of the chain."""
@@ -101,7 +112,11 @@ class BlockPool:
         """A request, which says this of them, makes use of keyed blocks."""
         for number, directive in zip(blocks, said, strict=True):
             block = self._blocks[number]
-            block.directive = merged(block.directive, directive)
+            if directive is not None or block.directive is not PLAIN:
+                self._say(block, block.directive, directive or PLAIN)
+
+    def _say(self, block: _Block, held: Directive | None, said: Directive) -> None:
+        block.directive, _ = apply(self._pins, block.key, held, said, self.now_s)
 
     def acquire_chain(self, key: bytes) -> list[int]:
         """Reference the keyed block and its ancestors, and return them root first. Raise KeyError when it is not there."""
@@ -142,41 +157,45 @@ class BlockPool:
             return present
         block = self._blocks[number]
         block.key = key
-        block.directive = merged(None, said)
+        if said is not None:
+            self._say(block, None, said)
         if parent != ROOT:
-            block.parent = self._by_key[parent]
-            self._blocks[block.parent].children += 1
+            above = self._blocks[self._by_key[parent]]
+            above.children += 1
+            block.parent = above.number
+            block.depth = above.depth + 1
         self._by_key[key] = number
         self._events.stored(parent, key, tokens)
         return number
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each; ``blocks`` in chain order, so that the deepest become the oldest."""
-        for number in reversed(blocks):
-            block = self._blocks[number]
+    def release(self, blocks: Sequence[int], unused: int = 0) -> None:
+        """Drop one reference of each; ``blocks`` in chain order. All are equally recent then; the first ``unused`` ones were only
+        held and are what they were."""
+        self._order.begin_use()
+        for index in reversed(range(len(blocks))):
+            block = self._blocks[blocks[index]]
             block.refs -= 1
-            if block.refs:
-                continue
             if block.key is None:
-                self._free[number] = None
+                if not block.refs:
+                    self._free[block.number] = None
                 continue
-            self._tick += 1
-            block.released = self._tick
-            self._cached += 1
-            self._push_leaf(number)
+            self._cached += not block.refs
+            if index < unused:
+                self._order.offer(block)
+            else:
+                self._order.use(block)
 
     def drop(self, keys: Collection[bytes]) -> int:
         """Free these blocks, children first; those in use and those with others below them stay. How many were freed."""
         wanted = {self._by_key[key] for key in keys if key in self._by_key}
-        leaves = [number for number in wanted if self._is_leaf(self._blocks[number])]
+        leaves = [block for number in wanted if (block := self._blocks[number]).is_evictable]
         dropped = 0
         while leaves:
-            number = leaves.pop()
-            parent = self._blocks[number].parent
-            self._remove(number)
+            block = leaves.pop()
+            self._remove(block)
             dropped += 1
-            if parent is not None and parent in wanted and self._is_leaf(self._blocks[parent]):
-                leaves.append(parent)
+            if block.parent in wanted and self._blocks[block.parent].is_evictable:
+                leaves.append(self._blocks[block.parent])
         return dropped
 
     def clear(self) -> None:
@@ -199,45 +218,32 @@ class BlockPool:
         return number
 
     def _evict(self) -> None:
-        while True:
-            released, number = heapq.heappop(self._leaves)
-            block = self._blocks[number]
-            if self._is_leaf(block) and block.released == released:
-                self._remove(number)
-                return
+        victim = self._order.pop(self.now_s)
+        if victim is None:
+            raise AssertionError("a cached block can never be evicted")
+        self._remove(victim)
 
-    def _remove(self, number: int) -> None:
+    def _remove(self, block: _Block) -> None:
         """A leaf becomes free."""
-        block = self._blocks[number]
-        if block.key is not None:  # every leaf has one
-            del self._by_key[block.key]
-            self._events.removed(block.key)
-        self._blocks[number] = _Block()
-        self._cached -= 1
-        self._free[number] = None
-        if block.parent is not None:
-            self._blocks[block.parent].children -= 1
-            self._push_leaf(block.parent)
-
-    @staticmethod
-    def _is_leaf(block: _Block) -> bool:
-        return block.key is not None and block.refs == 0 and block.children == 0
-
-    def _push_leaf(self, number: int) -> None:
-        block = self._blocks[number]
-        if not self._is_leaf(block):
+        if block.key is None:
             return
-        if len(self._leaves) > 2 * self.total:  # drop the stale ones
-            leaves = ((b.released, i) for i, b in enumerate(self._blocks) if self._is_leaf(b) and i != number)
-            self._leaves = list(leaves)
-            heapq.heapify(self._leaves)
-        heapq.heappush(self._leaves, (block.released, number))
+        del self._by_key[block.key]
+        self._events.removed(block.key)
+        self._pins.forget(block.key)
+        block.key = None  # it may still be in the order
+        self._blocks[block.number] = _Block(block.number)
+        self._cached -= 1
+        self._free[block.number] = None
+        if block.parent is not None:
+            above = self._blocks[block.parent]
+            above.children -= 1
+            self._order.offer(above)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books do not agree."""
         children = [0] * self.total
         cached = 0
-        candidates = set(self._leaves)
+        offered = self._order.offered()
         for number, block in enumerate(self._blocks):
             if number in self._free:
                 _check(block.key is None and block.refs == 0, f"free block {number} is in use")
@@ -249,12 +255,13 @@ class BlockPool:
             if block.parent is not None:
                 parent = self._blocks[block.parent]
                 _check(parent.key is not None, f"the parent of block {number} is gone")
+                _check(block.depth == parent.depth + 1, f"block {number} does not know where it lies")
                 _check(parent.refs > 0 or block.refs == 0, f"block {number} is held but its parent is not")
                 children[block.parent] += 1
             if block.refs == 0:
                 cached += 1
                 if block.children == 0:
-                    _check((block.released, number) in candidates, f"leaf {number} can never be evicted")
+                    _check(block in offered, f"leaf {number} can never be evicted")
         _check(cached == self._cached, f"{self._cached} cached blocks counted, {cached} found")
         _check(children == [block.children for block in self._blocks], "children are miscounted")
         _check(len(self._by_key) == sum(b.key is not None for b in self._blocks), "a key names no block")

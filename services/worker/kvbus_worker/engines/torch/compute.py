@@ -51,7 +51,7 @@ class Compute:
         except (RuntimeError, MemoryError) as error:  # torch's own: no such device, out of memory
             raise EngineError(ErrorCode.UNAVAILABLE, f"the model cannot be loaded: {error}") from error
         self.model = Transformer(config, loaded, self.cache, info.context_length)
-        self.pool = BlockPool(info.total_blocks)
+        self.pool = BlockPool(info.total_blocks, settings.pin_share)
         limits = Limits(
             block_size=info.block_size,
             max_num_seqs=info.max_num_seqs,
@@ -150,6 +150,7 @@ class Compute:
             return 0, StepOutput()
         # references keep the chain from being evicted to make room for its own end
         held = self.pool.acquire_chain(parent) if parent != ROOT else []
+        above = len(held)
         done = 0
         try:
             for key, packed, content in zip(keys, tokens, data, strict=True):
@@ -167,11 +168,12 @@ class Compute:
                 parent = key
                 done += 1
         finally:
-            self.pool.release(held)
+            self.pool.release(held, unused=above)
         return done, StepOutput(blocks=self.pool.take_events())
 
     def touch(self, keys: Sequence[bytes], runs: Sequence[DirectiveRun]) -> int:
         """How many leading blocks are there."""
+        self.pool.now_s = time.monotonic()
         found = self.pool.lookup(keys)
         self.pool.acquire(found)
         self.pool.use(found, Said(runs).of(0, len(found)))

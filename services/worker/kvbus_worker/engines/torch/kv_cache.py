@@ -27,12 +27,18 @@ class KvCache:
         return self._layers[index]
 
     def read_block(self, block: int, into: memoryview) -> None:
-        self._staging.copy_(self._tensor[:, :, block])
-        into[:] = _bytes_of(self._staging)
+        self._over(into).copy_(self._tensor[:, :, block])
 
     def write_block(self, block: int, data: memoryview) -> None:
-        _bytes_of(self._staging)[:] = data
-        self._tensor[:, :, block].copy_(self._staging)
+        if data.readonly:  # a tensor cannot lie over it
+            _bytes_of(self._staging)[:] = data
+            self._tensor[:, :, block].copy_(self._staging)
+        else:
+            self._tensor[:, :, block].copy_(self._over(data))
+
+    def _over(self, memory: memoryview) -> Tensor:
+        """One block in memory of somebody else: it is written or read once, without a copy in between."""
+        return torch.frombuffer(memory, dtype=self._staging.dtype).view(self._staging.shape)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

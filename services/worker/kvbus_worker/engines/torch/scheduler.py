@@ -105,6 +105,7 @@ class Scheduler:
 
     def plan(self, now_s: float) -> list[Chunk]:
         """Choose the step and allocate its blocks. Empty only when there is no work."""
+        self._pool.now_s = now_s
         step = _Step(self._limits.max_batched_tokens)
         self._running.sort(key=_rank)
         self._plan_decodes(step)

@@ -38,6 +38,7 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     `limits`. ``max_waiting``: requests not yet begun, beyond
     which submit refuses. ``max_steps_ahead``: step outcomes not yet taken by the event loop, beyond which computing waits.
     ``threads``: CPU threads of the computation; several workers on one machine run best with 1 each.
+    ``pin_share``: part of the blocks that the pins of one tenant may take.
     """
 
     model_dir: str
@@ -53,6 +54,7 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     max_steps_ahead: int = 64
     threads: int = 1
+    pin_share: float = 0.5
     grammars: GrammarLimits = GrammarLimits()
 
     @property

@@ -1,0 +1,234 @@
+"""Follows the sessions: what their requests hold, what comes free when they end, and what is to be brought back while they wait."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from kvbus_frontend.adapters.generation import Spawn
+from kvbus_frontend.adapters.prefetcher import Prefetcher
+from kvbus_frontend.adapters.request_run import Choice
+from kvbus_frontend.adapters.session_blocks import SessionBlocks
+from kvbus_frontend.core.dispatch import Job
+from kvbus_frontend.core.prefetch import Agenda, KeptPrompts, ToolTimes, prefetch_at
+from kvbus_frontend.core.sessions import Freed, Served, Session, Sessions, Visit
+from kvbus_frontend.core.triggers import TOOL, USER
+from kvbus_frontend.settings import FrontendSettings
+from kvbus_protocols.errors import ApiError
+from kvbus_runtime.metrics import Metrics
+from kvbus_wire.frontend import ForgottenSession, HeldChain, SessionLease, SessionScope
+
+AT_A_TIME = 50
+"""Sessions whose blocks are dropped together."""
+LONGEST_PAUSE_S = 3600.0
+
+
+class SessionKeeper:
+    def __init__(
+        self,
+        sessions: Sessions,
+        blocks: SessionBlocks,
+        prefetcher: Prefetcher,
+        settings: FrontendSettings,
+        metrics: Metrics,
+        log: Any,
+        spawn: Spawn,
+    ) -> None:
+        self.sessions = sessions
+        self.blocks = blocks
+        self.prefetcher = prefetcher
+        self.prompts = KeptPrompts(settings.session_prompt_bytes)
+        self.agenda = Agenda(settings.max_planned_prefetches)
+        self._tools = ToolTimes(settings.max_tool_times)
+        self._settings = settings
+        self._log = log
+        self._spawn = spawn
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._freed: list[Freed] = []
+        self._news = asyncio.Event()
+        self._stopped = False
+        self._planned = metrics.counter("prefetches_planned", "by what told when", ("cause",))
+        metrics.gauge("sessions", "sessions that are remembered").set_function(lambda: float(len(sessions)))
+        metrics.gauge("session_bytes", "memory of their block keys").set_function(lambda: float(sessions.size_bytes))
+        metrics.gauge("session_prompt_bytes", "memory of their prompts").set_function(
+            lambda: float(self.prompts.size_bytes)
+        )
+        metrics.gauge("prefetches_due", "sessions whose blocks are to be brought back later").set_function(
+            lambda: float(len(self.agenda))
+        )
+        metrics.gauge("sessions_forgotten", "sessions that had to make room, since the start").set_function(
+            lambda: float(sessions.forgotten)
+        )
+
+    # requests
+
+    def arrive(self, client: str, choice: Choice) -> Visit | None:
+        """``choice``: the first one of a request that begins. None: it belongs to no session."""
+        job = choice.job
+        if job.session is None:
+            return None
+        scope, now = SessionScope(client=client, salt=job.cache_salt), time.time()
+        known = self.sessions.find(scope, job.session.id)
+        waited = known is not None and not known.running and job.hints.input_trigger == TOOL
+        # Of several tools nobody knows which one took how long.
+        if known is not None and waited and len(set(known.waits_for)) == 1:
+            self._tools.note(scope, known.waits_for[0], now - known.used_s)
+        self.agenda.drop((scope, job.session.id))
+        visit, freed = self.sessions.begin(
+            scope,
+            job.session,
+            job.model,
+            job.prompt,
+            now,
+            question=choice.question // job.prompt.block_size,
+            asks=job.hints.input_trigger == USER,
+        )
+        self._drop_later(freed)
+        return visit
+
+    def leave(self, visit: Visit | None, choices: Sequence[Choice]) -> None:
+        """All choices with the prompt of this visit have ended."""
+        if visit is None:
+            return
+        now, first = time.time(), choices[0]
+        has_ended = all(choice.has_ended for choice in choices)
+        calls = tuple(name for choice in choices for name in choice.calls)
+        # The last token that was said has not been computed on.
+        prompts = [visit.prompt.extended(choice.stream.token_ids[:-1]) for choice in choices]
+        served = Served(
+            worker_id=first.worker_id,
+            prompts=prompts,
+            output_tokens=sum(choice.stream.output_tokens for choice in choices),
+            cached_tokens=first.cached_tokens,
+            unpinned_tokens=first.unpinned_tokens,
+            leases=_leases(first, now),
+            closed=has_ended and not calls,
+            calls=calls,
+        )
+        session = visit.session
+        freed = self.sessions.end(visit, served, now)
+        self._drop_later(freed)
+        key = (session.scope, session.id)
+        if self.sessions.find(*key) is not session:
+            self._forget_prompt(key)
+            if session.final and (children := self.sessions.ephemeral_children(*key)):
+                self._later(self._end(session.scope, children), f"children of {session.id}")
+        elif self._settings.prefetch != "never" and first.worker_id:
+            self.prompts.keep(key, _kept(first.job, prompts[0]))
+            self._plan(session, first.job, calls, now)
+
+    def _plan(self, session: Session, job: Job, calls: Sequence[str], now: float) -> None:
+        """When its blocks are to be brought back."""
+        settings, cause, at = self._settings, "asked", None
+        if job.prefetch_after_s is not None:
+            at = prefetch_at(now, job.prefetch_after_s, lead_s=settings.prefetch_lead_s, shortest_s=0.0)
+        elif settings.prefetch == "learned" and calls:
+            expected, cause = self._tools.expected(session.scope, calls), "learned"
+            if expected is not None:
+                at = prefetch_at(
+                    now, expected, lead_s=settings.prefetch_lead_s, shortest_s=settings.prefetch_min_wait_s
+                )
+        if at is not None and not self._stopped:
+            self._planned.labels(cause if self.agenda.put((session.scope, session.id), at) else "no_room").inc()
+            self._news.set()
+
+    # deleting
+
+    def forget(self, scope: SessionScope, session_id: str) -> ForgottenSession:
+        """The blocks that come free are the caller's to drop; the ephemeral sessions below it end, too, and theirs are dropped."""
+        session = self.sessions.find(scope, session_id)
+        if children := self.sessions.ephemeral_children(scope, session_id):
+            self._later(self._end(scope, children), f"children of {session_id}")
+        freed = self._forget(scope, session_id)
+        return ForgottenSession(
+            known=session is not None,
+            running=session.running if session is not None else 0,
+            chains=tuple(HeldChain(model=part.model, keys=part.keys, kept=part.kept) for part in freed),
+        )
+
+    def _forget(self, scope: SessionScope, session_id: str) -> list[Freed]:
+        self._forget_prompt((scope, session_id))
+        return self.sessions.forget(scope, session_id)
+
+    async def _end(self, scope: SessionScope, session_ids: Sequence[str]) -> None:
+        """There may be thousands: some at a time."""
+        for at in range(0, len(session_ids), AT_A_TIME):
+            freed = [part for each in session_ids[at : at + AT_A_TIME] for part in self._forget(scope, each)]
+            await self.blocks.drop(freed)
+
+    def _forget_prompt(self, key: tuple[SessionScope, str]) -> None:
+        self.prompts.drop(key)
+        self.agenda.drop(key)
+
+    def _drop_later(self, freed: Iterable[Freed]) -> None:
+        """Together with what else comes free meanwhile: sub-agents end by the thousand."""
+        was_idle = not self._freed
+        self._freed += freed
+        if self._freed and was_idle:
+            self._later(self._drop(), "drop blocks of sessions")
+
+    async def _drop(self) -> None:
+        await asyncio.sleep(0)
+        freed, self._freed = self._freed, []
+        await self.blocks.drop(freed)
+
+    # bringing back
+
+    async def run(self) -> None:
+        """Until it is cancelled: what is due is brought back."""
+        while True:
+            self._news.clear()
+            next_at = self.agenda.next_at()
+            pause = LONGEST_PAUSE_S if next_at is None else min(LONGEST_PAUSE_S, max(0.0, next_at - time.time()))
+            try:
+                async with asyncio.timeout(pause):
+                    await self._news.wait()
+            except TimeoutError:
+                for key in self.agenda.take(time.time()):
+                    if (job := self.prompts.find(key)) is not None:
+                        self._later(self._bring_back(job), f"prefetch {job.request_id}")
+
+    async def _bring_back(self, job: Job) -> None:
+        try:
+            await self.prefetcher.run(job, "planned", deadline_s=time.time() + self._settings.prefetch_s)
+        except ApiError as refusal:  # a guess that comes to nothing harms nobody
+            self._log.debug("prefetch_failed", request=job.request_id, code=refusal.code, reason=refusal.message)
+
+    def stop(self) -> None:
+        """Nothing is brought back any more."""
+        self._stopped = True
+        self.agenda = Agenda(1)
+
+    def _later(self, work: Any, name: str) -> None:
+        try:
+            task = self._spawn(work, name=name)
+        except RuntimeError:  # the service has crashed and takes no more tasks
+            work.close()
+            return
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self) -> None:
+        """Wait until what was to be dropped or brought back is."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def chain_of(part: HeldChain) -> Freed:
+    return Freed(part.model, part.keys, part.kept)
+
+
+def _leases(choice: Choice, now: float) -> tuple[SessionLease, ...]:
+    """As far as the worker could pin them: where a share ends, the last blocks go without."""
+    limit = max((lease.end for lease in choice.leases), default=0) - choice.unpinned_tokens
+    found = {min(lease.end, limit): now + lease.ttl_s for lease in choice.leases}
+    return tuple(SessionLease(tokens=tokens, expires_s=at) for tokens, at in sorted(found.items()) if tokens > 0)
+
+
+def _kept(job: Job, prompt: Any) -> Job:
+    """Only what it takes to have the blocks again. Retention is renewed by the next request; what the session is, is known."""
+    return msgspec.structs.replace(
+        job, prompt=prompt, guidance=None, mock=None, pinned=None, explain=False, retention=(), prefetch_after_s=None
+    )
