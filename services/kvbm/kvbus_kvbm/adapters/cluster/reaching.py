@@ -37,7 +37,7 @@ class Reaching:
         now_s = self._clock()
         if not all(self._breakers[use].can_pass(now_s) for use in uses):
             return False
-        return all([self._breakers[use].passes(now_s) for use in uses])
+        return all(self._breakers[use].passes(now_s) for use in uses)
 
     def is_closed(self, use: Use) -> bool:
         return self._breakers[use].is_closed
