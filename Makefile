@@ -5,6 +5,7 @@
 # make agents   real coding agents against the whole system (CLIENTS="claude-code codex"; needs npm)
 # make bench   how long services take to start and what they cost when idle
 # make bench-prefix-stability   what a line that changes at the top of a long prompt costs, and that stripping it helps
+# make bench-resume   the first token of a session that was idle while others needed the memory, by where its blocks lie
 # make bench-index   storing, matching and memory of the prefix index
 # make bench-router   what a placement costs, and how evenly several routers spread requests
 # make bench-frontend   what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token
@@ -21,7 +22,7 @@ export VENV PYTHON TORCH
 
 BIN = $(abspath $(VENV))/bin
 
-.PHONY: help up test check fmt agents bench bench-frontend bench-index bench-router bench-prefix-stability clean run-env dev-env
+.PHONY: help up test check fmt agents bench bench-frontend bench-index bench-router bench-prefix-stability bench-resume clean run-env dev-env
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -58,6 +59,9 @@ bench: run-env
 
 bench-prefix-stability: run-env
 	@exec $(BIN)/kvbus bench prefix-stability $(ARGS)
+
+bench-resume: run-env
+	@exec $(BIN)/kvbus bench resume $(ARGS)
 
 bench-index: run-env
 	@exec $(BIN)/kvbus bench index $(ARGS)

@@ -42,6 +42,11 @@ def test_every_role_has_what_it_needs_and_nothing_is_refused(
     again = {"model": system.model, "input": "hi", "max_output_tokens": 8, "previous_response_id": made["id"]}
     assert "response.queued" in system.post("/v1/responses", {**again, "background": True, "stream": True})
 
+    session = {"kvbus": {"session": {"id": "s1"}}}
+    system.chat(QUESTION, max_tokens=8, **session)
+    prefetched = json.loads(system.post("/v1/kv/prefetch", {"session_id": "s1"}))
+    assert prefetched["cached_tokens"] > 0
+
     operator = ("--nats-user", "operator", "--nats-password", "secret-of-operator")
 
     def tiers() -> set[str]:

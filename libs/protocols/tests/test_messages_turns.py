@@ -319,7 +319,12 @@ def test_breakpoints_name_the_turn_they_are_in_and_how_long_it_is_worth_keeping(
         system=[text("s")],
         tools=[{**TOOL, **KEPT_LONG}],
     )
-    assert found.breakpoints == (CacheBreakpoint(-1, 3600.0), CacheBreakpoint(2, 3600.0), CacheBreakpoint(3, 300.0))
+    assert found.breakpoints == (
+        CacheBreakpoint(-1, 3600.0),
+        CacheBreakpoint(2, 300.0, after=1),
+        CacheBreakpoint(2, 3600.0),
+        CacheBreakpoint(3, 300.0),
+    )
     assert conversation(system=[text("s", **KEPT)], **KEPT_LONG).breakpoints == (
         CacheBreakpoint(0, 300.0),
         CacheBreakpoint(1, 3600.0),

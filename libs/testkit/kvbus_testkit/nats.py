@@ -27,16 +27,19 @@ class NatsServer:
         url_scheme: str = "nats",
         binary: Path | None = None,
         port: int = -1,
+        host: str = "127.0.0.1",
     ) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="kvbus-nats-"))
         self._binary = binary or find_nats_server()
         self._scheme = url_scheme
+        self._host = host
         self._ports_dir = self._home / "ports"
         self._ports_dir.mkdir()
         self.store_dir = self._home / "store"
         self.config = ServerConfig(
             store_dir=self.store_dir,
             port=port,
+            host=host,
             ports_dir=self._ports_dir,
             max_payload_bytes=max_payload_bytes,
             # Streams reserve their limits, and every test's namespace has its own.
@@ -72,7 +75,7 @@ class NatsServer:
             self._process = subprocess.Popen(command(self._binary, config_file), stdout=log, stderr=log)
         url = eventually_sync(self._listening, what="nats-server listening") or ""
         port = int(url.rpartition(":")[2])
-        self.url = f"{self._scheme}://127.0.0.1:{port}"
+        self.url = f"{self._scheme}://{self._host}:{port}"
         self.config = msgspec.structs.replace(self.config, port=port)
 
     def _listening(self) -> str | None:

@@ -12,7 +12,7 @@ from kvbus_tokenizers.errors import (
     TokenizerUnsupported,
 )
 from kvbus_tokenizers.generation import GenerationConfig, read_generation_config
-from kvbus_tokenizers.prompt_cache import CacheStats, EncodedPrompt, PromptCache
+from kvbus_tokenizers.prompt_cache import CacheStats, EncodedPrompt, PromptCache, step_ends
 from kvbus_tokenizers.template import ChatTemplate, load_template
 from kvbus_tokenizers.tokenizer import Tokenizer, load_tokenizer
 from kvbus_tokenizers.written import WrittenObject, WrittenValue
@@ -41,5 +41,6 @@ __all__ = [
     "load_tokenizer",
     "pack_bundle",
     "read_generation_config",
+    "step_ends",
     "unpack_bundle",
 ]

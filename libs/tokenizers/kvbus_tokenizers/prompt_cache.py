@@ -167,6 +167,21 @@ class PromptCache:
         assert self._stats.size_bytes <= self._limit  # noqa: S101
 
 
+def step_ends(segments: Iterable[Segment]) -> list[int]:
+    """Per step of such a prompt, with how many segments it ends. As `EncodedPrompt.ends`, which counts tokens."""
+    ends: list[int] = []
+    number, size = 0, 0
+    for number, segment in enumerate(segments, 1):
+        if segment.token_id is None:
+            size += len(segment.text) if segment.text.isascii() else len(segment.text.encode())
+        elif size >= STEP_BYTES:
+            ends.append(number)
+            size = 0
+    if number and (not ends or ends[-1] < number):
+        ends.append(number)
+    return ends
+
+
 def _size_of(value: bytes) -> int:
     return ENTRY_BYTES + sys.getsizeof(value)
 

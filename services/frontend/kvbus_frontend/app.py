@@ -106,8 +106,8 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
         service.log,
         service.spawn,
     )
-    speculator = Speculator(generator, executor, settings, service.metrics, service.log, service.spawn)
     keeper = _session_keeper(service, settings, models)
+    speculator = Speculator(generator, executor, settings, service.metrics, service.log, service.spawn, keeper)
     api = Api(settings, models, generator, speculator, keeper, executor, service.metrics, service.log)
     flow = ChatFlow(api)
     responses = await _responses_flow(service, settings, api, flow)

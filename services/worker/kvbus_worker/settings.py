@@ -93,7 +93,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     offload_repair_s: Annotated[float, Flag("least time between whole chains offered to a kvbm that lost a part")] = 5.0
     onboard_timeout_s: Annotated[float, Flag("onboarding that takes longer is given up: recompute")] = 5.0
     onboard_batch_blocks: Annotated[int, Flag("blocks copied and imported at once")] = 256
-    onboard_batch_bytes: Annotated[int, Flag("bytes copied and imported at once, as far as that is a block")] = 32 << 20
+    onboard_batch_bytes: Annotated[int, Flag("bytes copied and imported at once, as far as that is a block")] = 16 << 20
     onboard_max_blocks: Annotated[int, Flag("blocks onboarded for one request")] = 16_384
     onboard_min_blocks: Annotated[int, Flag("shorter runs are not worth asking for")] = 1
     onboard_probe_s: Annotated[float, Flag("a lower tier slower than computing is tried again this often")] = 10.0

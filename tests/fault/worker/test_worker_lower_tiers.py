@@ -78,6 +78,18 @@ async def test_a_prefetch_asks_again_when_kvbm_waits_no_longer(pair: tuple[Clien
 
 
 @with_g3
+async def test_prefetches_keep_no_request_from_onboarding(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await _in_lower_tier(client, fake, 0)
+    fake.lift.clear()
+    bringing = asyncio.create_task(client.kvbm.prefetch(KEYS, pack_tokens(TOKENS), 60.0))
+    await eventually(lambda: len(fake.waits) > 1, what="a prefetch that waits")
+    assert client.kvbm.can_onboard(KEYS)
+    fake.lift.set()
+    assert await bringing == len(KEYS) * BLOCK
+
+
+@with_g3
 async def test_a_prefetch_of_what_is_nowhere_ends_at_once(pair: tuple[Client, FakeKvbm]) -> None:
     client, fake = pair
     await eventually(lambda: client.link.pool is not None, what="an attached kvbm")

@@ -11,8 +11,7 @@ from kvbus_testkit.timing import eventually
 from kvbus_tokenizers import byte_level_bundle
 from kvbus_wire.packing import unpack_tokens
 from kvbus_wire.worker import NeedTokens, Prefetch
-
-from .test_sessions_api import ask, chain, fetch, other_frontend
+from tests.integration.frontend.test_sessions_api import ask, chain, fetch, other_frontend
 
 TEMPLATE = (Path(__file__).parents[2] / "property/frontend/templates/qwen3.jinja").read_text()
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]

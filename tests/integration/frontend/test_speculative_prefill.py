@@ -219,3 +219,36 @@ async def test_one_that_takes_too_long_is_given_up(cluster: Any) -> None:
     await cluster.post("/v1/chat/completions", body)
     await guess(cluster, "late")
     await eventually(lambda: bool(cluster.worker.cancels), what="a cancellation")
+
+
+async def test_what_was_computed_in_advance_belongs_to_its_session_and_goes_with_it(cluster: Any) -> None:
+    await start(cluster)
+    await ask(cluster, [QUESTION], says=CALLING, kvbus={"session": {"id": "s1"}})
+    foreseen = await guess(cluster)
+    assert foreseen is not None
+    keys = cluster.router.requests[-1].keys
+    async with cluster.session.delete("/v1/sessions/s1") as response:
+        assert response.status == 200
+    assert {keys[at : at + 16] for at in range(0, len(keys), 16)} <= set(cluster.worker.dropped)
+
+
+async def test_a_session_that_is_deleted_while_its_next_prompt_is_computed_leaves_nothing(cluster: Any) -> None:
+    await start(cluster)
+    go_on = asyncio.Event()
+
+    async def computing(output: Any) -> None:
+        if output.message.speculative:
+            await go_on.wait()
+        await cluster.plays("x" if output.message.speculative else CALLING)(output)
+
+    cluster.worker.play = computing
+    body = {"model": "m", "messages": [QUESTION], "tools": TOOLS, "nvext": ASKING, "kvbus": {"session": {"id": "s1"}}}
+    await cluster.post("/v1/chat/completions", body)
+    await eventually(lambda: guesses(cluster), what="a prompt that is computed in advance")
+    async with cluster.session.delete("/v1/sessions/s1") as response:
+        assert response.status == 200
+    before = len(cluster.worker.drops)
+    go_on.set()
+    await eventually(lambda: len(cluster.worker.drops) > before, what="blocks that are dropped")
+    keys = cluster.router.requests[-1].keys
+    assert cluster.worker.drops[-1].keys.startswith(keys[-16:])

@@ -301,6 +301,15 @@ async def test_pinned_blocks_stay_while_others_go(tmp_path: Path, opened: Opened
     check_slots(tier)
 
 
+async def test_pins_that_hold_the_whole_disk_give_a_tenth_of_it(tmp_path: Path, opened: Opened) -> None:
+    tier, _ = await opened.open(tmp_path, msgspec.structs.replace(LIMITS, pin_share=1.0))
+    # A pin at the end of a chain holds all of it.
+    await put(tier, *letters(12))
+    await put(tier, *letters(4, "b"), below="a11", directive=PINNED)
+    assert await put(tier, *letters(8, "c")) == [True] * 2 + [False] * 6
+    assert await get(tier, *letters(12), *letters(4, "b")) == [*letters(12), "b0", "b1"]
+
+
 async def test_a_pin_that_has_expired_does_not_hold_also_after_a_restart(tmp_path: Path, opened: Opened) -> None:
     now = [100.0]
     tier, _ = await opened.open(tmp_path, clock=lambda: now[0], unix_clock=lambda: 1e6 + now[0])

@@ -18,7 +18,7 @@ async def test_text_that_the_tokenizer_gives_up_on_is_a_bad_request(size_bytes: 
         raise TextNotEncodable("regex error")
 
     nothing = cast("Any", None)
-    api = Api(FrontendSettings(), nothing, nothing, nothing, nothing, Metrics("test"), get_logger())
+    api = Api(FrontendSettings(), nothing, nothing, nothing, nothing, nothing, Metrics("test"), get_logger())
     with pytest.raises(InvalidRequest) as refusal:
         await api.prepare(size_bytes, give_up)
     assert (refusal.value.status, refusal.value.code) == (400, "text_not_encodable")

@@ -5,7 +5,7 @@ import pytest
 from kvbus_frontend.core.prompt import TokenCounts
 from kvbus_frontend.core.prompt_places import Places, PromptText
 from kvbus_protocols.conversation import CacheBreakpoint, TextPart, ToolResultPart, ToolSpec, Turn
-from kvbus_tokenizers import PromptCache, Segment, byte_level_bundle, load_tokenizer
+from kvbus_tokenizers import PromptCache, Segment, byte_level_bundle, load_tokenizer, step_ends
 
 TURNS = (
     Turn("system", (TextPart("Be brief."),)),
@@ -100,5 +100,28 @@ def test_the_head_ends_before_the_first_turn() -> None:
 def test_tokens_are_counted_up_to_a_place_within_a_segment() -> None:
     tokenizer, cache = load_tokenizer(byte_level_bundle()), PromptCache(1 << 20)
     segments = [Segment("system: Be brief. "), Segment("user: What?")]
-    counts = TokenCounts(PromptText(segments), segments, tokenizer, cache)
+    encoded = cache.encode(tokenizer, segments)
+    counts = TokenCounts(PromptText(segments), segments, encoded, tokenizer, cache)
     assert [counts.before(place) for place in (0, 7, 18, 20, 29, 99)] == [0, 7, 18, 20, 29, 29]
+
+
+def test_tokens_before_every_place_of_a_long_prompt_are_those_of_the_text_before_it() -> None:
+    """The byte-level vocabulary has a token per byte, so that is what must be counted, in characters of any size."""
+    tokenizer, cache = load_tokenizer(byte_level_bundle()), PromptCache(1 << 20)
+    segments: list[Segment] = []
+    for i in range(12):
+        segments += [
+            Segment("<s>", 256),
+            Segment(f"user\nn\u00f6 {i} " + "x" * 30 * i),
+            Segment("<e>", 257),
+            Segment("\n"),
+        ]
+    text, encoded = PromptText(segments), cache.encode(tokenizer, segments)
+    counts = TokenCounts(text, segments, encoded, tokenizer, cache)
+    sizes = [1 if segment.token_id is not None else len(segment.text.encode()) for segment in segments]
+    for i, start in enumerate(text.starts):
+        assert counts.before(start) == sum(sizes[:i])
+    assert counts.before(len(text.text)) == encoded.count == sum(sizes)
+    assert counts.before(text.starts[1] + 6) == 1 + 6
+    assert step_ends(segments)[-1] == len(segments)
+    assert len(step_ends(segments)) == len(encoded.ends)

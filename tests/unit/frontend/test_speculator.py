@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from kvbus_blocks.keys import chain_keys
 from kvbus_frontend.adapters.generation import Generator, Spawn
+from kvbus_frontend.adapters.session_keeper import SessionKeeper
 from kvbus_frontend.adapters.speculation import Speculator
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.prompt import Prompt
@@ -29,9 +30,9 @@ JOB = Job(
 
 def _speculator(spawn: Spawn) -> tuple[Speculator, Metrics]:
     metrics = Metrics("frontend")
-    nothing = cast("Generator", None)
+    nothing, nobody = cast("Generator", None), cast("SessionKeeper", None)
     with ThreadPoolExecutor(1) as executor:
-        return Speculator(nothing, executor, FrontendSettings(), metrics, get_logger(), spawn), metrics
+        return Speculator(nothing, executor, FrontendSettings(), metrics, get_logger(), spawn, nobody), metrics
 
 
 async def test_one_that_has_just_ended_is_not_overtaken_as_well() -> None:

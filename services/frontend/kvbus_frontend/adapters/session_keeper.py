@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from kvbus_frontend.adapters.request_run import Choice
 from kvbus_frontend.adapters.session_blocks import SessionBlocks
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.prefetch import Agenda, KeptPrompts, ToolTimes, prefetch_at
+from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.core.sessions import Freed, Served, Session, Sessions, Visit
 from kvbus_frontend.core.triggers import TOOL, USER
 from kvbus_frontend.settings import FrontendSettings
@@ -46,6 +47,7 @@ class SessionKeeper:
         self._log = log
         self._spawn = spawn
         self._tasks: set[asyncio.Task[None]] = set()
+        self._bringing: dict[Hashable, asyncio.Task[None]] = {}
         self._freed: list[Freed] = []
         self._news = asyncio.Event()
         self._stopped = False
@@ -64,12 +66,12 @@ class SessionKeeper:
 
     # requests
 
-    def arrive(self, client: str, choice: Choice) -> Visit | None:
+    def arrive(self, choice: Choice) -> Visit | None:
         """``choice``: the first one of a request that begins. None: it belongs to no session."""
         job = choice.job
         if job.session is None:
             return None
-        scope, now = SessionScope(client=client, salt=job.cache_salt), time.time()
+        scope, now = scope_of(job), time.time()
         known = self.sessions.find(scope, job.session.id)
         waited = known is not None and not known.running and job.hints.input_trigger == TOOL
         # Of several tools nobody knows which one took how long.
@@ -119,6 +121,17 @@ class SessionKeeper:
             self.prompts.keep(key, _kept(first.job, prompts[0]))
             self._plan(session, first.job, calls, now)
 
+    def foresees(self, job: Job) -> bool:
+        """The prompt of ``job`` is computed in advance: it belongs to its session from now on. False: that is over."""
+        if job.session is None:
+            return True
+        return self.sessions.extend(scope_of(job), job.session.id, job.model, job.prompt)
+
+    def has_foreseen(self, job: Job) -> None:
+        """It is computed. When the session has gone meanwhile, nobody needs it."""
+        if job.session is not None and self.sessions.find(scope_of(job), job.session.id) is None:
+            self._drop_later([Freed(job.model, job.prompt.keys)])
+
     def _plan(self, session: Session, job: Job, calls: Sequence[str], now: float) -> None:
         """When its blocks are to be brought back."""
         settings, cause, at = self._settings, "asked", None
@@ -161,6 +174,8 @@ class SessionKeeper:
     def _forget_prompt(self, key: tuple[SessionScope, str]) -> None:
         self.prompts.drop(key)
         self.agenda.drop(key)
+        if (task := self._bringing.pop(key, None)) is not None:
+            task.cancel()
 
     def _drop_later(self, freed: Iterable[Freed]) -> None:
         """Together with what else comes free meanwhile: sub-agents end by the thousand."""
@@ -187,8 +202,14 @@ class SessionKeeper:
                     await self._news.wait()
             except TimeoutError:
                 for key in self.agenda.take(time.time()):
-                    if (job := self.prompts.find(key)) is not None:
-                        self._later(self._bring_back(job), f"prefetch {job.request_id}")
+                    self._bring_back_later(key)
+
+    def _bring_back_later(self, key: Hashable) -> None:
+        job = self.prompts.find(key)
+        task = None if job is None else self._later(self._bring_back(job), f"prefetch {job.request_id}")
+        if task is not None:
+            self._bringing[key] = task
+            task.add_done_callback(lambda done: self._bringing.get(key) is done and self._bringing.pop(key))
 
     async def _bring_back(self, job: Job) -> None:
         try:
@@ -201,14 +222,14 @@ class SessionKeeper:
         self._stopped = True
         self.agenda = Agenda(1)
 
-    def _later(self, work: Any, name: str) -> None:
+    def _later(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None] | None":
         try:
             task = self._spawn(work, name=name)
         except RuntimeError:  # the service has crashed and takes no more tasks
-            work.close()
-            return
+            return None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def settle(self) -> None:
         """Wait until what was to be dropped or brought back is."""
@@ -227,8 +248,20 @@ def _leases(choice: Choice, now: float) -> tuple[SessionLease, ...]:
     return tuple(SessionLease(tokens=tokens, expires_s=at) for tokens, at in sorted(found.items()) if tokens > 0)
 
 
-def _kept(job: Job, prompt: Any) -> Job:
-    """Only what it takes to have the blocks again. Retention is renewed by the next request; what the session is, is known."""
+def scope_of(job: Job) -> SessionScope:
+    return SessionScope(client=job.client, salt=job.cache_salt)
+
+
+def _kept(job: Job, prompt: Prompt) -> Job:
+    """Only what it takes to have the blocks again. Leases are renewed by the next request."""
+    retention = tuple(kept for kept in job.retention if kept.kind != "pinned")
     return msgspec.structs.replace(
-        job, prompt=prompt, guidance=None, mock=None, pinned=None, explain=False, retention=(), prefetch_after_s=None
+        job,
+        prompt=prompt,
+        guidance=None,
+        mock=None,
+        pinned=None,
+        explain=False,
+        retention=retention,
+        prefetch_after_s=None,
     )

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from kvbus_frontend.adapters.generation import Begun, Generator, Spawn
+from kvbus_frontend.adapters.session_keeper import SessionKeeper
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.core.speculation import Base, speculative_job, worth_computing
@@ -38,8 +39,10 @@ class Speculator:
         metrics: Metrics,
         log: Any,
         spawn: Spawn,
+        keeper: SessionKeeper,
     ) -> None:
         self._generator = generator
+        self._keeper = keeper
         self._executor = executor
         self._settings = settings
         self._log = log
@@ -108,11 +111,16 @@ class Speculator:
             return prompt
         deadline_ms = int((time.time() + self._settings.speculative_prefill_s) * 1000)
         guess = speculative_job(job, prompt, worker_id=worker_id, deadline_ms=deadline_ms)
+        if not self._keeper.foresees(guess):
+            return "session_over"
         cached = 0
-        async with aclosing(self._generator.run(guess, lambda: "speculation_over")) as events:
-            async for event in events:
-                if isinstance(event, Begun):
-                    cached = event.cached_tokens
+        try:
+            async with aclosing(self._generator.run(guess, lambda: "speculation_over")) as events:
+                async for event in events:
+                    if isinstance(event, Begun):
+                        cached = event.cached_tokens
+        finally:
+            self._keeper.has_foreseen(guess)
         self._tokens.inc(prompt.count - cached)
         return "computed"
 

@@ -11,9 +11,10 @@ from kvbus_wire.worker import Generate, Prefetch
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice to generate. ``tenant``: who it counts for; ``allowed``: workers that serve exactly this model card (empty: all of
-    the model's do); ``explain``: the router shall say why it goes where it goes; ``speculative``: it is only to have the prompt
-    computed; ``prefetch_after_s``: the next request of its session is expected so long after its end."""
+    """One choice to generate. ``tenant``: who it counts for; ``client``: the name of the API key, to which its session belongs;
+    ``allowed``: workers that serve exactly this model card (empty: all of the model's do); ``explain``: the router shall say why it
+    goes where it goes; ``speculative``: it is only to have the prompt computed; ``prefetch_after_s``: the next request of its
+    session is expected so long after its end."""
 
     request_id: str
     model: str
@@ -23,6 +24,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: int
     cache_salt: str = ""
     tenant: str = ""
+    client: str = ""
     hints: AgentHints = AgentHints()
     session: SessionRef | None = None
     retention: tuple[Retention, ...] = ()

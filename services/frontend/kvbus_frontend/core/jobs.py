@@ -23,6 +23,7 @@ class JobTemplate:
         allowed: tuple[str, ...],
         deadline_ms: int,
         tenant: str = "",
+        client: str = "",
         input_trigger: str = "",
         guidance: Guidance | None = None,
         retention: tuple[Retention, ...] = (),
@@ -34,6 +35,7 @@ class JobTemplate:
         self._allowed = allowed
         self._deadline_ms = deadline_ms
         self._tenant = tenant
+        self._client = client
         self.hints = msgspec.structs.replace(hints_of(request), input_trigger=input_trigger)
         self._guidance = guidance
         self._retention = retention
@@ -54,6 +56,7 @@ class JobTemplate:
             deadline_ms=self._deadline_ms,
             cache_salt=salt_of(request),
             tenant=self._tenant,
+            client=self._client,
             hints=self.hints,
             session=session_of(request),
             retention=self._retention,

@@ -1,5 +1,6 @@
 """A prompt as the rest of the system sees it: packed token ids and block keys. What the prompt cache knows is not made again."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import msgspec
 from kvbus_blocks.keys import KEY_BYTES, CacheDomain, chain_keys
 from kvbus_frontend.core.prompt_places import PromptText
 from kvbus_protocols.errors import context_length_exceeded
-from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment, Tokenizer
+from kvbus_tokenizers import EncodedPrompt, PromptCache, Segment, Tokenizer, step_ends
 from kvbus_wire.packing import TOKEN_BYTES, pack_tokens, unpack_tokens
 from kvbus_wire.records import ModelCard
 
@@ -64,31 +65,46 @@ def encoded_prompt(
 
 
 class TokenCounts:
-    """How many tokens of a prompt lie before a place in its text. The cache has just met the prompt, so that little is tokenized
-    again: of a segment that the place lies in, what comes before it."""
+    """How many tokens of a prompt lie before a place in its text. Little is tokenized again: what lies between the place and the
+    end of the step before it."""
 
-    def __init__(self, text: PromptText, segments: Sequence[Segment], tokenizer: Tokenizer, cache: PromptCache) -> None:
+    def __init__(
+        self,
+        text: PromptText,
+        segments: Sequence[Segment],
+        encoded: EncodedPrompt,
+        tokenizer: Tokenizer,
+        cache: PromptCache,
+    ) -> None:
         self._text = text
         self._segments = segments
+        self._encoded = encoded
         self._tokenizer = tokenizer
         self._cache = cache
+        self._steps = step_ends(segments)
 
     def before(self, position: int) -> int:
         """Tokens that hold nothing of what stands behind the character ``position``."""
         whole = self._text.whole_segments(position)
-        count = self._encode(self._segments[:whole]).count if whole else 0
+        count = self._whole(whole)
         if whole == len(self._segments) or position <= self._text.starts[whole]:
             return count
         cut = self._segments[whole]
         if cut.token_id is not None:
             return count
         part = replace(cut, text=cut.text[: position - self._text.starts[whole]])
-        before = self._encode([*self._segments[:whole], part]).tokens
-        through = self._encode(self._segments[: whole + 1]).tokens
-        return common_bytes(before, through) // TOKEN_BYTES
+        return count + common_bytes(self._tokens([part]), self._encoded.tokens[count * TOKEN_BYTES :]) // TOKEN_BYTES
 
-    def _encode(self, segments: Sequence[Segment]) -> EncodedPrompt:
-        return self._cache.encode(self._tokenizer, segments, counts=False)
+    def _whole(self, segments: int) -> int:
+        """Of so many leading segments."""
+        steps = bisect_right(self._steps, segments)
+        count, done = (self._encoded.ends[steps - 1], self._steps[steps - 1]) if steps else (0, 0)
+        rest = self._segments[done:segments]
+        return count + (len(self._tokens(rest)) // TOKEN_BYTES if rest else 0)
+
+    def _tokens(self, segments: Sequence[Segment]) -> bytes:
+        """Also these come again: with each request of a conversation."""
+        return self._cache.encode(self._tokenizer, segments, counts=False).tokens
 
 
 def common_bytes(a: bytes, b: bytes) -> int:

@@ -132,6 +132,17 @@ class Sessions:
         self._shrink()
         return Visit(session, chain, prompt), freed
 
+    def extend(self, scope: SessionScope, session_id: str, model: str, prompt: Prompt) -> bool:
+        """A prompt of the session is computed in advance. False: the session is not known (any more)."""
+        session = self._by_use.get((scope, session_id))
+        if session is None:
+            return False
+        last = session.chains[-1] if session.chains else None
+        question, closed = (last.question, last.closed) if last is not None else (0, False)
+        self._add(session, _Chain(model, self._claims.claim(prompt.keys), question, closed))
+        self._shrink()
+        return True
+
     def end(self, visit: Visit, served: Served, now: float) -> list[Freed]:
         """The request is over; what comes free when the session is, too."""
         session, chain = visit.session, visit.chain

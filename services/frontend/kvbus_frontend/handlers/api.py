@@ -205,6 +205,7 @@ class Api:
             allowed=model.offer.allowed,
             deadline_ms=int((time.time() + self.settings.request_timeout_s) * 1000),
             tenant=tenant_of(salt_of(request), client, self.settings.tenant_source),
+            client=client,
             input_trigger=input_trigger,
             guidance=guidance,
             retention=retention,
@@ -254,7 +255,7 @@ class Api:
         leaders = {i: [c for c in choices if c.leader == i] for i in dict.fromkeys(choice.leader for choice in choices)}
         for leader in leaders:
             self.speculator.give_way(choices[leader].job)
-        visits = [(self._keeper.arrive(ticket.client, choices[leader]), group) for leader, group in leaders.items()]
+        visits = [(self._keeper.arrive(choices[leader]), group) for leader, group in leaders.items()]
         run = RequestRun(
             self._generator,
             choices,

@@ -219,12 +219,12 @@ def _render(
         max_tokens,
         tail,
         guided,
-        *_plan(conversation, segments, encoded.count, model, api),
+        *_plan(conversation, segments, encoded, model, api),
     )
 
 
 def _plan(
-    conversation: Conversation, segments: Sequence[Segment], prompt_tokens: int, model: ServedModel, api: Api
+    conversation: Conversation, segments: Sequence[Segment], encoded: EncodedPrompt, model: ServedModel, api: Api
 ) -> tuple[RetentionPlan, int]:
     """How long parts of the prompt are worth keeping, and the tokens up to the end of the last thing a person said."""
     points, head, question = conversation.breakpoints, 0, 0
@@ -234,14 +234,14 @@ def _plan(
         asked = _last_question(conversation, model)
         last_turn = max((asked, *(point.turn for point in points)))
         places = Places(text, conversation.turns, conversation.tools, last_turn=last_turn)
-        tokens = TokenCounts(text, segments, model.text.tokenizer, api.prompt_cache)
+        tokens = TokenCounts(text, segments, encoded, model.text.tokenizer, api.prompt_cache)
         head = tokens.before(places.head)
         ends = [tokens.before(places.of(point)) for point in points]
         question = tokens.before(places.of(CacheBreakpoint(asked))) if asked >= 0 else 0
     plan = retention_plan(
         conversation.generation,
         block_size=model.card.block_size,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=encoded.count,
         head=head,
         head_priority=api.settings.head_priority,
         points=list(zip(points, ends, strict=True)),

@@ -28,6 +28,9 @@ from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pools import PoolSpec
 from kvbus_wire.kv_events import KvEvent
 
+# The same share as that of all tenants in `PinCaps`, which counts against the whole disk.
+_PINNED_SHARE = 0.9
+
 
 class Segment:
     """One file of equal slots. Free ones are given in order of their place: what is written together lies together."""
@@ -135,8 +138,14 @@ class Shelf:
         return taken == 0
 
     def evict(self, now_s: float) -> bool:
-        """Make room of one slot. False: nothing may go; what is pinned may not."""
+        """Make room of one slot. False: nothing may go.
+
+        What is pinned stays, unless pins (with what they hang on) hold nearly all: then the least of them goes, or nobody else
+        would get anything until they expire.
+        """
         block = self._order.pop(now_s, spare_pinned=True)
+        if block is None and len(self) > _PINNED_SHARE * sum(segment.slots for segment in self.segments.values()):
+            block = self._order.pop(now_s)
         if block is None:
             return False
         self._evict(block)

@@ -56,7 +56,10 @@ class DiskSpace:
         return shelf.add_segment(slots) if slots > 0 else None
 
     def victim(self, shelf: Shelf, now_s: float) -> tuple[Shelf, Segment] | None:
-        """Whose segment goes so that ``shelf`` can grow: the one with the fewest blocks, none with pinned ones."""
+        """Whose segment goes so that ``shelf`` can grow: the one with the fewest pinned blocks, then with the fewest at all.
+
+        Pins lie anywhere after a while, so they cannot keep a model that has too little from getting its share.
+        """
         users = sum(other.in_use or other is shelf for other in self.shelves.values())
         share = self._limits.capacity_bytes // users
         if shelf.size_bytes + shelf.slot_bytes > share:
@@ -66,7 +69,7 @@ class DiskSpace:
         for other in sorted(giving, key=lambda s: (s.in_use, -s.size_bytes)):
             loads = _loads(other, now_s)
             for segment in sorted(other.segments.values(), key=lambda s: loads[s.number]):
-                if not loads[segment.number][0] and other.is_quiet(segment):
+                if other.is_quiet(segment):
                     return other, segment
         return None
 

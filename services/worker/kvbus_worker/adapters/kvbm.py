@@ -57,7 +57,7 @@ class Kvbm:
         block_bytes = engine.info.block_bytes
         fitting = max(limits.onboard_batch_bytes // block_bytes, 1)
         self._batch_blocks = min(limits.onboard_batch_blocks, fitting)
-        self._scratch = Scratch(self._batch_blocks * block_bytes, keep=limits.onboard_parallel)
+        self._scratch = Scratch(self._batch_blocks * block_bytes, keep=2)
         self._importing: set[bytes] = set()
         self._onboarding = 0
         self._write_through = WriteThrough(
@@ -103,7 +103,11 @@ class Kvbm:
         now = asyncio.get_running_loop().time()
         prefill = max(self._engine.load().prefill_tokens_per_s, 1.0)
         timeout_s = self._limits.onboard_timeout_s
-        return await self._bring(keys, packed, Patience(now + timeout_s, prefill), timeout_s, prefill)
+        self._onboarding += 1
+        try:
+            return await self._bring(keys, packed, Patience(now + timeout_s, prefill), timeout_s, prefill)
+        finally:
+            self._onboarding -= 1
 
     async def prefetch(self, keys: Sequence[bytes], packed: bytes, within_s: float) -> int:
         """As `onboard`, but nobody would compute them instead."""
@@ -129,7 +133,6 @@ class Kvbm:
             spawn=self._spawn,
             metrics=self._metrics,
         )
-        self._onboarding += 1
         try:
             async with asyncio.timeout(timeout_s):
                 await onboarding.bring(patience, self._tier_below(pool, prefill))
@@ -140,8 +143,6 @@ class Kvbm:
                 self._metrics.kvbm_failures.labels("prefetch", str(ErrorCode.DEADLINE_EXCEEDED)).inc()
         except FAILURES as error:
             self._link.failed("onboard", error)
-        finally:
-            self._onboarding -= 1
         return onboarding.blocks * self._block_size
 
     def _tier_below(self, pool: Pool, prefill: float) -> str:

@@ -190,28 +190,40 @@ class Onboarding:
             patience.came(run.copied * self._block_size)
 
     async def _copy_in(self, run: _Run) -> None:
-        size = self._block_size * TOKEN_BYTES
-        slots = run.pinned.slots
-        scratch = self._scratch.take()
-        for start in range(0, len(slots), self._limits.batch_blocks):
-            part = slots[start : start + self._limits.batch_blocks]
-            data = await asyncio.to_thread(_copy_out, self._pool.arena, part, self._block_bytes, scratch)
+        """While one batch is imported the next one is copied, into the other of two pieces of scratch memory."""
+        count, slots = self._limits.batch_blocks, run.pinned.slots
+        parts = [slots[start : start + count] for start in range(0, len(slots), count)]
+        scratch = [self._scratch.take() for _ in parts[:2]]
+        copying = self._copying(parts[0], scratch[0])
+        for number, part in enumerate(parts):
+            data = await copying
             if asyncio.get_running_loop().time() >= run.lease_end:
                 raise RequestFailed.of(ErrorCode.DEADLINE_EXCEEDED, "the lease ended during the copy")
             if len(data) < len(part):
-                run.corrupt = (start + len(data),)
+                run.corrupt = (number * count + len(data),)
                 self._metrics.kvbm_failures.labels("onboard", "corrupt").inc()
-            first = run.first + start
-            end = first + len(data)
-            imported = 0
-            if data:
-                parent = self._keys[first - 1] if first else ROOT
-                tokens = [self._packed[i * size : (i + 1) * size] for i in range(first, end)]
-                imported = await self._engine.import_blocks(parent, self._keys[first:end], tokens, data)
-                run.copied += imported
+            elif number + 1 < len(parts):
+                copying = self._copying(parts[number + 1], scratch[(number + 1) % 2])
+            imported = await self._import(run.first + number * count, data) if data else 0
+            run.copied += imported
             if imported < len(part):
                 break
-        self._scratch.give_back(scratch)
+        if copying.done():  # else a thread still writes there
+            for memory in scratch:
+                self._scratch.give_back(memory)
+
+    def _copying(self, part: Sequence[Slot], into: memoryview) -> asyncio.Future[list[memoryview]]:
+        copying = asyncio.get_running_loop().run_in_executor(
+            None, _copy_out, self._pool.arena, part, self._block_bytes, into
+        )
+        copying.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it any more
+        return copying
+
+    async def _import(self, first: int, data: Sequence[memoryview]) -> int:
+        size, end = self._block_size * TOKEN_BYTES, first + len(data)
+        parent = self._keys[first - 1] if first else ROOT
+        tokens = [self._packed[i * size : (i + 1) * size] for i in range(first, end)]
+        return await self._engine.import_blocks(parent, self._keys[first:end], tokens, data)
 
     async def _release(self, run: _Run) -> None:
         try:

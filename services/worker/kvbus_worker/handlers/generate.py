@@ -53,6 +53,7 @@ class GenerateHandler:
     async def __call__(self, message: Generate | Prefetch, context: RequestContext) -> Message:
         try:
             if isinstance(message, Prefetch):
+                self._check_open()
                 return await self._prefetch(message)
             return self._accept(message)
         except EngineError as error:
@@ -63,8 +64,7 @@ class GenerateHandler:
         if self._runner.table.is_known(message.request_id, message.resumed):
             self._metrics.repeated.inc()
             return Accepted(request_id=message.request_id, incarnation=self._incarnation)
-        if self.draining:
-            raise EngineError(ErrorCode.DRAINING, "the worker takes no more work", retryable=True)
+        self._check_open()
         stale = self._runner.table.get(message.request_id)
         if stale is not None:
             # The request migrated away, and has come back while its first attempt still runs here: nobody reads that one.
@@ -95,6 +95,10 @@ class GenerateHandler:
                 self._runner.reject(request)
                 raise
         return Accepted(request_id=message.request_id, incarnation=self._incarnation)
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise EngineError(ErrorCode.DRAINING, "the worker takes no more work", retryable=True)
 
     def _retain(self, request: OpenRequest, admitted: Admitted) -> None:
         """What is said of blocks goes to kvbm with each use, beside the request's own way."""

@@ -32,7 +32,8 @@ class Journal:
 
     def open(self) -> tuple[list[Record], int]:
         """What was written in former lives, and how many records are damaged. What cannot be read is damaged."""
-        self._fd = self._calls.open(self._path, os.O_RDWR | os.O_CREAT)
+        if self._fd < 0:
+            self._fd = self._calls.open(self._path, os.O_RDWR | os.O_CREAT)
         size = os.fstat(self._fd).st_size
         content = bytearray(size)
         for at in range(0, size, _PIECE_BYTES):
