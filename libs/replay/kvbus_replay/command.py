@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import inf
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from kvbus_replay.help import Help
 from kvbus_replay.indexes import index_maker
 from kvbus_replay.plots import PlottingMissing, plot, require_plotting
 from kvbus_replay.simulation.cluster import Cluster, ClusterShape
+from kvbus_replay.simulation.hints import RETENTIONS, Retention
 from kvbus_replay.simulation.host_tier import HostShape
 from kvbus_replay.simulation.results import Curves, Result, curves_of, result_of
 from kvbus_replay.simulation.workers import WorkerShape
@@ -26,6 +28,8 @@ from kvbus_router.core.policies import RoutingPolicy
 from kvbus_runtime.settings import BadSettings
 from kvbus_worker.engines.mock.timing import TimingModel
 
+ENDLESS_TOKENS = 1 << 40
+"""Of KV blocks where nothing has to go."""
 DEFAULT_POLICIES = ("kv", "round-robin", "least-loaded")
 
 
@@ -44,6 +48,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     policies = arguments.policy or list(DEFAULT_POLICIES)
+    retentions: list[Retention] = arguments.retention or ["off"]
     try:
         makers = {name: _maker(name) for name in policies}
         if arguments.plot is not None:
@@ -60,9 +65,15 @@ def main(argv: Sequence[str]) -> int:
             return 2
     shape = _shape(arguments, trace)
     make_index = index_maker(lambda text: print(f"kvbus replay: {text}", file=sys.stderr))
+    if arguments.pressure:
+        name, make = next(iter(makers.items()))
+        shape = under_pressure(trace, shape, arguments.pressure, name, make(), seed=arguments.seed, index=make_index())
+        print(f"each worker holds {shape.worker.kv_tokens} tokens", flush=True)
     runs = []
-    for name, make in makers.items():
-        result, curves = run_policy(trace, shape, name, make(), seed=arguments.seed, index=make_index())
+    for (name, make), retention in product(makers.items(), retentions):
+        label = name if len(retentions) == 1 else f"{name}/{retention}"
+        shape = msgspec.structs.replace(shape, retention=retention)
+        result, curves = run_policy(trace, shape, label, make(), seed=arguments.seed, index=make_index())
         runs.append((result, curves))
         print(line_of(result), flush=True)
         if failures := why_failed(result, trace, shape):
@@ -106,12 +117,34 @@ def run_policy(
     return result_of(name, cluster, time.perf_counter() - started), curves_of(cluster)
 
 
+def under_pressure(
+    trace: Trace,
+    shape: ClusterShape,
+    pressure: float,
+    name: str,
+    policy: RoutingPolicy,
+    *,
+    seed: int,
+    index: PrefixIndex,
+) -> ClusterShape:
+    """The same cluster with so few KV blocks that the open sessions need ``pressure`` times of them, at their peak, and the longest
+    call still fits. How much these need is tried out with endless ones."""
+    endless = msgspec.structs.replace(shape.worker, kv_tokens=ENDLESS_TOKENS)
+    tried = msgspec.structs.replace(shape, worker=endless, host=HostShape())
+    result, _ = run_policy(trace, tried, name, policy, seed=seed, index=index)
+    longest = max(call.prompt_tokens + call.output_tokens for call in trace.calls) + trace.block_size
+    each = int(result.working_set_tokens / pressure / shape.workers)
+    worker = msgspec.structs.replace(shape.worker, kv_tokens=max(each, longest))
+    return msgspec.structs.replace(shape, worker=worker)
+
+
 def line_of(result: Result) -> str:
     ttft, gaps, queue = result.ttft_s, result.inter_token_s, result.router_queue_s
     failed = f", {sum(result.failed.values())} failed" if result.failed else ""
     return (
         f"{result.policy:<14} hit {result.hit_rate:6.2%} (oracle {result.oracle_hit_rate:6.2%})"
         f"  TTFT p50 {ttft.p50:.3f} p90 {ttft.p90:.3f} p99 {ttft.p99:.3f} s"
+        f"  resumed: {result.recomputed_share:.1%} anew, TTFT p50 {result.resumed_ttft_s.p50:.3f} s"
         f"  inter-token p50 {1000 * gaps.p50:.1f} p99 {1000 * gaps.p99:.1f} ms"
         f"  queue p99 {queue.p99:.2f} + {result.engine_queue_s.p99:.2f} s  busiest {result.busy_share.peak:.2f} x mean"
         f"  [{result.calls} calls{failed}, {result.events / max(result.wall_s, 1e-9):,.0f} events/s]"
@@ -165,6 +198,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--mooncake-block-size", type=_positive, default=BLOCK_TOKENS, metavar="TOKENS", help="of a hash id"
+    )
+    parser.add_argument(
+        "--retention",
+        action="append",
+        choices=RETENTIONS,
+        help="what callers say of their blocks: on: prompts are pinned for 5 minutes, sub-agents ephemeral, ended sessions "
+        "dropped; off: nothing; lru: nothing, and the least recently used go first; may be given several times (default: off)",
+    )
+    parser.add_argument(
+        "--pressure",
+        type=_rate,
+        metavar="X",
+        help="instead of --kv-tokens: so few that the open sessions need X times of them (tried out before, with endless ones)",
     )
     engine, shape = parser.add_argument_group("each worker"), WorkerShape()
     engine.add_argument("--kv-tokens", type=_positive, default=shape.kv_tokens, help="what its KV blocks hold")

@@ -25,23 +25,30 @@ def require_plotting() -> None:
 
 
 def plot(path: Path, title: str, runs: Sequence[tuple[Result, Curves]]) -> None:
-    """Four panels: TTFT distribution, TTFT over time, hit rates against the oracle, load of the workers."""
+    """Six panels: TTFT distribution, that of resumed turns, TTFT over time; hit rates against the oracle, what resumed turns
+    computed anew, load of the workers."""
     require_plotting()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8), layout="constrained")
+    figure = Figure(figsize=(18, 8), layout="constrained")
     figure.suptitle(title)
-    (ttft, timeline), (hits, load) = figure.subplots(2, 2)
+    (ttft, resumed, timeline), (hits, anew, load) = figure.subplots(2, 3)
     for result, curves in runs:
         count = len(curves.ttft_s)
         ttft.plot(curves.ttft_s, [(rank + 1) / count for rank in range(count)], label=result.policy)
+        count = len(curves.resumed_ttft_s)
+        resumed.plot(curves.resumed_ttft_s, [(rank + 1) / count for rank in range(count)], label=result.policy)
         timeline.plot(*_medians(curves), label=result.policy)
         load.plot(curves.busy_share, label=f"{result.policy}, peak {result.busy_share.peak:.2f} x mean")
     ttft.set(xscale="log", xlabel="time to first token, s", ylabel="share of calls", title="TTFT")
+    resumed.set(xscale="log", xlabel="time to first token, s", ylabel="share of calls", title="TTFT of resumed turns")
     timeline.set(yscale="log", xlabel="arrival, s", ylabel="median TTFT, s", title="TTFT over time")
     load.set(xlabel="worker, busiest first", ylabel="share of time it computes", title="Load", ylim=(0, None))
     _plot_hits(hits, [result for result, _ in runs])
-    for axes in (ttft, timeline, load):
+    bars = anew.bar([result.policy for result, _ in runs], [100 * result.recomputed_share for result, _ in runs])
+    anew.bar_label(bars, fmt="%.1f")
+    anew.set(ylabel="tokens computed anew, %", title="Resumed turns: recomputed of what had been computed")
+    for axes in (ttft, resumed, timeline, load):
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=110)

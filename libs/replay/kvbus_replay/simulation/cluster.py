@@ -13,9 +13,11 @@ import msgspec
 
 from kvbus_blocks.index import Owner, PrefixIndex
 from kvbus_replay.simulation.clock import VirtualClock
+from kvbus_replay.simulation.hints import Hints, Retention
 from kvbus_replay.simulation.host_tier import HostShape, HostTier
 from kvbus_replay.simulation.measures import CallRecords
 from kvbus_replay.simulation.oracle import SharedCacheOracle
+from kvbus_replay.simulation.sessions import OpenSessions
 from kvbus_replay.simulation.workers import MODEL, SimulatedWorker, WorkerShape
 from kvbus_replay.trace.calls import Call, Trace
 from kvbus_router.core.dispatcher import Dispatcher, Placed, Queued, Refused, Settled
@@ -29,13 +31,13 @@ from kvbus_wire.load import LoadReport
 from kvbus_wire.packing import pack_keys, short_key, short_keys
 from kvbus_wire.request import AgentHints, SessionRef
 from kvbus_wire.router import RouteRequest
-from kvbus_worker.engines.base import BlockEvent, BlocksRemoved, BlocksStored
+from kvbus_worker.engines.base import BlockEvent, BlocksRemoved, BlocksStored, DirectiveRun
 
 
 class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     """``hop_s``: one message on the bus. ``events_s``: until a KV event is in the index. ``deadline_s``: of a call, from its
     arrival; ``max_retries``: how often a client comes back that was refused for the moment. ``max_repeats``: decode steps that are
-    planned at once.
+    planned at once. ``retention``: see `Retention`.
     """
 
     workers: int = 64
@@ -46,6 +48,7 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 1800.0
     max_retries: int = 100
     max_repeats: int = 64
+    retention: Retention = "off"
 
 
 class Running(msgspec.Struct):
@@ -59,6 +62,7 @@ class Running(msgspec.Struct):
     retries: int = 0
     first_token_s: float | None = None
     queued_s: float = 0.0
+    resumed: bool = False
 
 
 class Cluster:
@@ -80,6 +84,7 @@ class Cluster:
         self.oracle = SharedCacheOracle()
         self.last_end_s = 0.0
         self.index = index
+        self.retention = shape.retention
         self._trace = trace
         self._shape = shape
         self._size = trace.block_size
@@ -88,13 +93,15 @@ class Cluster:
         self._news: deque[tuple[float, Owner, Sequence[BlockEvent | KvEvent]]] = deque()
         self._blockers: dict[str, int] = {}
         self._followers: dict[str, list[Call]] = {}
-        self._ended_at: dict[str, float] = {}
+        self._hints = Hints(trace)
+        self._sessions = OpenSessions()
         self.workers: dict[str, SimulatedWorker] = {}
+        lru = shape.retention == "lru"
         self.hosts: list[HostTier] = []
         for number in range(shape.workers):
             if shape.host.g2_tokens and number % shape.host.workers == 0:
                 host_id = f"host-{len(self.hosts):04}"
-                self.hosts.append(HostTier(host_id, shape.host, self._size, self.clock, self.tier_changed))
+                self.hosts.append(HostTier(host_id, shape.host, self._size, self.clock, self.tier_changed, lru=lru))
                 self.dispatcher.state.joined(self.hosts[-1].record)
             worker = SimulatedWorker(
                 f"worker-{number:04}",
@@ -104,6 +111,7 @@ class Cluster:
                 self,
                 max_repeats=shape.max_repeats,
                 tier=self.hosts[-1] if self.hosts else None,
+                lru=lru,
             )
             self.workers[worker.worker_id] = worker
             self.dispatcher.state.joined(worker.record)
@@ -130,13 +138,18 @@ class Cluster:
         keys = call.chain.keys()
         prompt_keys = keys[: call.prompt_tokens // self._size]
         oracle = self.oracle.arrive(prompt_keys, (call.prompt_tokens - 1) // self._size)
-        running = Running(call, keys, pack_keys(prompt_keys), self.clock.now, oracle)
+        own_tokens = call.prompt_tokens + call.output_tokens - self._hints.head(call.session_id) * self._size
+        resumed = self._sessions.grown(call.session_id, max(own_tokens, 0))
+        self.records.working_set_tokens = self._sessions.peak_tokens
+        running = Running(call, keys, pack_keys(prompt_keys), self.clock.now, oracle, resumed=resumed)
         self._running[call.call_id] = running
         self._route(running)
 
     def _over(self, call_id: str) -> None:
         """A call has ended or failed: those that waited for it go on."""
-        del self._running[call_id]
+        over = self._running.pop(call_id).call
+        if self._hints.is_last(over):
+            self._sessions.ended(over.session_id)
         for call in self._followers.pop(call_id, ()):
             self._blockers[call.call_id] -= 1
             if not self._blockers[call.call_id]:
@@ -187,7 +200,12 @@ class Cluster:
             return
         running.queued_s += outcome.placement.queued_s
         worker = self.workers[outcome.placement.worker_id]
-        self.clock.after(self._shape.hop_s, partial(worker.accept, running.call, running.keys))
+        said: tuple[DirectiveRun, ...] = ()
+        if self.retention == "on":
+            prompt_blocks = running.call.prompt_tokens // self._size
+            said = self._hints.said(running.call, prompt_blocks, self.clock.now)
+            self._sessions.served(running.call.session_id, worker)
+        self.clock.after(self._shape.hop_s, partial(worker.accept, running.call, running.keys, said))
 
     def _refused(self, running: Running, reply: ErrorReply) -> None:
         if not reply.retryable or running.retries >= self._shape.max_retries:
@@ -248,10 +266,26 @@ class Cluster:
         records.onboarded_tokens += usage.onboarded_tokens
         records.oracle_tokens += running.oracle_blocks * self._size
         records.output_tokens += usage.output_tokens
+        if running.resumed:
+            reusable = running.oracle_blocks * self._size
+            records.resumed_ttft_s.append(first - running.arrived_s)
+            records.resumed_tokens += reusable
+            records.recomputed_tokens += max(0, reusable - usage.cached_tokens)
+        if self.retention == "on" and self._hints.is_last(call):
+            self._drop(call.session_id, running.keys[self._hints.head(call.session_id) :])
         self.last_end_s = now
         self.oracle.end(running.keys[call.prompt_tokens // self._size :])
         self.clock.after(self._shape.hop_s, partial(self._finished_heard, ended.request_id))
         self._over(ended.request_id)
+
+    def _drop(self, session_id: str, keys: list[bytes]) -> None:
+        """A session has ended: nobody asks for its own blocks any more."""
+        workers = self._sessions.workers(session_id)
+        for worker in workers:
+            worker.drop(keys)
+        for host in {id(worker.tier): worker.tier for worker in workers}.values():
+            if host is not None:
+                host.drop(keys)
 
     def _finished_heard(self, call_id: str) -> None:
         self.dispatcher.finished(call_id)

@@ -3,19 +3,21 @@
 A copy takes time in proportion to its tokens, each worker's copies in one direction one after the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
 
 from kvbus_blocks.index import Owner
 from kvbus_blocks.keys import ROOT
+from kvbus_blocks.retention import Directive
 from kvbus_kvbm.core.pool import Pool, PoolLimits
 from kvbus_replay.simulation.clock import VirtualClock
 from kvbus_wire.kv_events import KvEvent
 from kvbus_wire.packing import pack_keys
 from kvbus_wire.records import InstanceRecord, KvbmRecord
 from kvbus_worker.core.offload import OffloadBatch, OffloadQueue
+from kvbus_worker.core.retention import on_the_wire, worth_saying
 from kvbus_worker.engines.base import BlocksStored
 from kvbus_worker.engines.mock.block_cache import BlockCache
 
@@ -48,6 +50,8 @@ class HostTier:
         block_size: int,
         clock: VirtualClock,
         changed: Callable[[Owner, Sequence[KvEvent]], None],
+        *,
+        lru: bool = False,
     ) -> None:
         self.shape = shape
         self.block_size = block_size
@@ -68,6 +72,7 @@ class HostTier:
             quarantine_s=shape.quarantine_s,
             max_leases_per_instance=shape.max_leases,
             max_keys_per_request=_MAX_KEYS,
+            lru=lru,
         )
         self.pool = Pool("replay", max(1, shape.g2_tokens // block_size), limits)
 
@@ -83,9 +88,21 @@ class HostTier:
         self.pool.release(lease_id, (), self._clock.now)
         self._tell()
 
-    def reserve(self, worker_id: str, batch: OffloadBatch) -> tuple[str, list[bool]]:
+    def retain(self, keys: Sequence[bytes], said: Sequence[Directive | None]) -> None:
+        """What a call says of the blocks of its prompt."""
+        if keys:
+            self.pool.retain(pack_keys(keys), on_the_wire(said, self._clock.now), self._clock.now)
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self.pool.drop_blocks(pack_keys(keys), self._clock.now)
+            self._tell()
+
+    def reserve(self, worker_id: str, batch: OffloadBatch, said: Iterable[Directive]) -> tuple[str, list[bool]]:
         """A lease on slots for the blocks that are wanted."""
-        reserved = self.pool.reserve(worker_id, batch.parent, pack_keys(batch.keys), self._clock.now)
+        now = self._clock.now
+        directives = on_the_wire(worth_saying(said), now)
+        reserved = self.pool.reserve(worker_id, batch.parent, pack_keys(batch.keys), now, directives)
         self._tell()
         return reserved.lease_id, [slot is not None for slot in reserved.slots]
 
@@ -119,6 +136,9 @@ class TierClient:
         if not self._is_writing:
             self._write()
 
+    def retain(self, keys: Sequence[bytes], said: Sequence[Directive | None]) -> None:
+        self._tier.retain(keys, said)
+
     def fetch(self, keys: Sequence[bytes], done: Callable[[int], None]) -> bool:
         """Bring in what the host has of the chain beyond the device; ``done`` gets the number of blocks. False: it has nothing."""
         have = self._cache.leading(keys)
@@ -141,7 +161,7 @@ class TierClient:
     def _write(self) -> None:
         """The next batch, and so on until nothing waits."""
         while (batch := self._queue.take(self._cache)) is not None:
-            lease_id, wanted = self._tier.reserve(self._worker_id, batch)
+            lease_id, wanted = self._tier.reserve(self._worker_id, batch, map(self._cache.directive, batch.keys))
             if lease_id:
                 self._is_writing = True
                 self._clock.after(self._tier.copy_s(sum(wanted)), partial(self._written, lease_id, batch, wanted))

@@ -78,6 +78,11 @@ class CallRecords:
         self.cached_tokens = 0
         self.onboarded_tokens = 0
         self.oracle_tokens = 0
+        # Of calls that go on with a session.
+        self.resumed_ttft_s = array("d")
+        self.resumed_tokens = 0
+        self.recomputed_tokens = 0
+        self.working_set_tokens = 0
         self.output_tokens = 0
         self.failed: dict[str, int] = {}
         self.retries = 0

@@ -21,7 +21,9 @@ class Spread(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """One policy. Shares are of prompt tokens: ``hit_rate`` were cached on the worker, ``oracle_hit_rate`` would have been in one
-    infinite cache that all share, asked at the same moments. Times are seconds; ``ttft_s`` counts from the arrival of a call,
+    infinite cache that all share, asked at the same moments. Of the calls that go on with a session, ``recomputed_share`` is what
+    was computed anew of the tokens that had been computed before. ``working_set_tokens``: of the sessions that were open at once,
+    without what they share, at their peak. Times are seconds; ``ttft_s`` counts from the arrival of a call,
     ``inter_token_s`` are the gaps between the tokens of all outputs, ``simulated_s`` ends with the last call."""
 
     policy: str
@@ -33,6 +35,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float
     oracle_hit_rate: float
     onboarded_share: float
+    retention: str = "off"
+    resumed_tokens: int = 0
+    recomputed_share: float = 0.0
+    working_set_tokens: int = 0
+    resumed_ttft_s: Distribution = distribution(())
     ttft_s: Distribution
     total_s: Distribution
     inter_token_s: Distribution
@@ -56,6 +63,7 @@ class Curves(msgspec.Struct, frozen=True):
     busy_share: list[float]
     arrived_s: list[float]
     ttft_of_arrival_s: list[float]
+    resumed_ttft_s: list[float]
 
 
 def result_of(policy: str, cluster: Cluster, wall_s: float) -> Result:
@@ -73,6 +81,11 @@ def result_of(policy: str, cluster: Cluster, wall_s: float) -> Result:
         hit_rate=records.cached_tokens / prompt,
         oracle_hit_rate=records.oracle_tokens / prompt,
         onboarded_share=records.onboarded_tokens / prompt,
+        retention=cluster.retention,
+        resumed_tokens=records.resumed_tokens,
+        recomputed_share=records.recomputed_tokens / max(records.resumed_tokens, 1),
+        working_set_tokens=records.working_set_tokens,
+        resumed_ttft_s=distribution(records.resumed_ttft_s),
         ttft_s=distribution(records.ttft_s),
         total_s=distribution(records.total_s),
         inter_token_s=records.inter_token_s.distribution(),
@@ -98,6 +111,7 @@ def curves_of(cluster: Cluster) -> Curves:
         busy_share=sorted((worker.busy_s / simulated_s for worker in cluster.workers.values()), reverse=True),
         arrived_s=list(records.arrived_s),
         ttft_of_arrival_s=list(records.ttft_s),
+        resumed_ttft_s=sorted(records.resumed_ttft_s),
     )
 
 

@@ -17,10 +17,11 @@ from kvbus_wire.records import InstanceRecord, ModelCard, WorkerRecord
 from kvbus_wire.request import Sampling, Stopping
 from kvbus_worker.core.load_pacing import LoadPacing
 from kvbus_worker.core.onboard_rates import OnboardRates
-from kvbus_worker.engines.base import BlockEvent, BlocksStored, EngineError, EngineRequest
+from kvbus_worker.engines.base import BlockEvent, BlocksStored, DirectiveRun, EngineError, EngineRequest
 from kvbus_worker.engines.mock.scheduler import MockScheduler, SchedulerLimits, Step
 from kvbus_worker.engines.mock.speech import Speech
 from kvbus_worker.engines.mock.timing import TimingModel
+from kvbus_worker.engines.said import Said
 
 MODEL = "replayed"
 _SAMPLING = Sampling()
@@ -67,6 +68,7 @@ class SimulatedWorker:
         *,
         max_repeats: int,
         tier: HostTier | None = None,
+        lru: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.owner = Owner(worker_id, "g1")
@@ -84,9 +86,11 @@ class SimulatedWorker:
             max_num_seqs=shape.max_num_seqs,
             max_batched_tokens=shape.max_batched_tokens,
             max_waiting=shape.max_waiting,
+            lru=lru,
         )
         self.scheduler = MockScheduler(limits, shape.timing)
         self.record = _record(worker_id, worker_id if tier is None else tier.record.host_id, limits, shape.timing)
+        self.tier = tier
         self._tier = None if tier is None else TierClient(worker_id, tier, self.scheduler.cache, clock)
         self._rates = OnboardRates()
         self._open: dict[str, None] = {}
@@ -98,24 +102,33 @@ class SimulatedWorker:
         self._pacing = LoadPacing(min_interval_s=shape.load_min_interval_s, idle_interval_s=float("inf"))
         self._report_planned = False
 
-    def accept(self, call: Call, keys: list[bytes]) -> None:
+    def accept(self, call: Call, keys: list[bytes], said: tuple[DirectiveRun, ...] = ()) -> None:
         """Fetch what the host has of the prompt, then run it. The listener hears when it cannot run."""
         self._open[call.call_id] = None
         if self._tier is None:
-            self._submit(call, keys)
+            self._submit(call, keys, said)
             return
+        if said:
+            self._tier.retain(keys, Said(said).of(0, len(keys)))
         reusable = keys[: (call.prompt_tokens - 1) // self.scheduler.limits.block_size]
         self._fetching += 1
-        if not self._tier.fetch(reusable, partial(self._fetched, call, keys, self._clock.now)):
+        if not self._tier.fetch(reusable, partial(self._fetched, call, keys, said, self._clock.now)):
             self._fetching -= 1
-            self._submit(call, keys)
+            self._submit(call, keys, said)
 
-    def _fetched(self, call: Call, keys: list[bytes], asked_s: float, blocks: int) -> None:
+    def drop(self, keys: list[bytes]) -> None:
+        """Nobody needs these blocks any more."""
+        self.scheduler.cache.drop(keys)
+        self._announce(self.scheduler.cache.take_events())
+
+    def _fetched(
+        self, call: Call, keys: list[bytes], said: tuple[DirectiveRun, ...], asked_s: float, blocks: int
+    ) -> None:
         self._fetching -= 1
         tokens = blocks * self.scheduler.limits.block_size
         self._rates.observe(TIER, tokens, self._clock.now - asked_s)
         self._announce(self.scheduler.cache.take_events())
-        self._submit(call, keys, onboarded_tokens=tokens)
+        self._submit(call, keys, said, onboarded_tokens=tokens)
 
     def _announce(self, events: tuple[BlockEvent, ...]) -> None:
         if events:
@@ -125,7 +138,7 @@ class SimulatedWorker:
                 if isinstance(event, BlocksStored):
                     self._tier.stored(event)
 
-    def _submit(self, call: Call, keys: list[bytes], onboarded_tokens: int = 0) -> None:
+    def _submit(self, call: Call, keys: list[bytes], said: tuple[DirectiveRun, ...], onboarded_tokens: int = 0) -> None:
         now = self._clock.now
         request = EngineRequest(
             request_id=call.call_id,
@@ -136,6 +149,7 @@ class SimulatedWorker:
             priority=call.priority,
             strict_priority=call.strict_priority,
             onboarded_tokens=onboarded_tokens,
+            directives=said,
         )
         output = range(call.output_tokens)
         speech = Speech(output, range(1, call.output_tokens + 1), "length", even=True)

@@ -40,6 +40,11 @@ class Chain:
     def __len__(self) -> int:
         return self._start + len(self._own)
 
+    @property
+    def kept(self) -> int:
+        """How many blocks it has of the chain that it continues."""
+        return self._start
+
     def hashes(self) -> "array[int]":
         parts = [self._own]
         end, chain = self._start, self._base
