@@ -8,6 +8,7 @@
 # make bench-prefix-stability   what a line that changes at the top of a long prompt costs, and that stripping it helps
 # make bench-resume   the first token of a session that was idle while others needed the memory, by where its blocks lie
 # make bench-index   storing, matching and memory of the prefix index
+# make bench-kvbm    onboarding from host memory and disk against plain copies and reads, and what write-through costs
 # make bench-router   what a placement costs, and how evenly several routers spread requests
 # make bench-frontend   what tokenizing and keying a long prompt costs against plain HF tokenizing, and parsing a token
 # make bench-transfer   reading KV blocks from another process by each backend, beside memcpy, a socket, NIXL and UCX alone
@@ -24,7 +25,7 @@ export VENV PYTHON TORCH
 
 BIN = $(abspath $(VENV))/bin
 
-.PHONY: help up test check chaos fmt agents bench bench-frontend bench-index bench-router bench-prefix-stability bench-resume bench-transfer clean run-env dev-env
+.PHONY: help up test check chaos fmt agents bench bench-frontend bench-index bench-kvbm bench-router bench-prefix-stability bench-resume bench-transfer clean run-env dev-env
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -70,6 +71,9 @@ bench-resume: run-env
 
 bench-index: run-env
 	@exec $(BIN)/kvbus bench index $(ARGS)
+
+bench-kvbm: run-env
+	@exec $(BIN)/kvbus bench kvbm $(ARGS)
 
 bench-router: run-env
 	@exec $(BIN)/kvbus bench router $(ARGS)

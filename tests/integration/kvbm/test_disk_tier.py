@@ -1,6 +1,9 @@
 import asyncio
+import errno
+import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from tests.integration.kvbm.disk_kit import (
     OTHER,
     SPEC,
     Calls,
+    Log,
     Opened,
     check_slots,
     data_of,
@@ -404,6 +408,61 @@ async def test_many_at_once_do_not_get_in_each_others_way(tmp_path: Path, opened
     assert heard.blocks[SPEC] == set(names_in(tier))
     assert tier.counters.corrupt == 0
     check_slots(tier)
+
+
+async def test_a_call_that_makes_no_sense_leaves_no_trace(tmp_path: Path, opened: Opened) -> None:
+    tier, heard = await opened.open(tmp_path)
+    with pytest.raises(ValueError, match="shorter"):
+        await tier.write(SPEC, metas(["a", "b"]), [memoryview(data_of("a"))])
+    check_slots(tier)
+    assert heard.events == []
+    assert await put(tier, "a", "b") == [True, True]
+
+
+async def test_a_slot_that_is_read_is_not_given_to_others(tmp_path: Path, opened: Opened) -> None:
+    calls = Calls()
+    tier, _ = await opened.open(tmp_path, calls=calls)
+    await put(tier, *letters(16))
+    calls.hang = {"read"}
+    reading = asyncio.create_task(get(tier, *letters(4)))
+    await asyncio.sleep(0)
+    assert await tier.drop(SPEC, [key(name) for name in letters(16)]) == 16
+    assert await put(tier, *letters(16, "b")) == [True] * 12 + [False] * 4
+    calls.release()
+    assert await reading == letters(4)
+    assert await put(tier, *letters(4, "c")) == [True] * 4
+    check_slots(tier)
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+async def test_a_file_system_without_direct_access_will_do(tmp_path: Path, opened: Opened, call: str) -> None:
+    class Buffered(Calls):
+        def open(self, path: Path, flags: int) -> int:
+            if call == "open" and flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no direct access")
+            return super().open(path, flags)
+
+        def read(self, fd: int, into: Sequence[memoryview], at: int) -> int:
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no direct access")
+            return super().read(fd, into, at)
+
+    log = Log()
+    tier, _ = await opened.open(tmp_path, calls=Buffered(), log=log)
+    assert log.lines[-1][1]["direct"] is False
+    await put(tier, *letters(16))
+    assert await get(tier, *letters(16)) == letters(16)
+    await tier.close()
+    again, _ = await opened.open(tmp_path)
+    assert await get(again, *letters(16)) == letters(16)
+
+
+async def test_a_memory_file_system_will_do(opened: Opened) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        tier, _ = await opened.open(Path(directory))
+        await put(tier, *letters(16))
+        assert await get(tier, *letters(16)) == letters(16)
+        await tier.close()
 
 
 async def test_before_the_start_and_after_the_end_all_is_a_miss(tmp_path: Path, opened: Opened) -> None:

@@ -195,6 +195,7 @@ async def _host_memory(mover: Mover, options: Options) -> tuple[float, float]:
     """Bytes per second of plain copies and of onboarding."""
     keys = [os.urandom(16) for _ in range(options.blocks)]
     await mover.offload(keys)
+    await _settled(mover, options.blocks)
     size = options.blocks * options.block_bytes
     plain, onboard = 0.0, 0.0
     for _ in range(options.rounds + 1):
@@ -212,9 +213,7 @@ async def _disk(mover: Mover, folder: Path, options: Options) -> tuple[float, fl
     chains = [[os.urandom(16) for _ in range(options.blocks)] for _ in range(2)]
     for i, chain in enumerate(chains):
         await mover.offload(chain)
-        async with asyncio.timeout(120):
-            while await mover.in_tier("g3") < (i + 2) * options.blocks:  # noqa: ASYNC110  (another process writes them)
-                await asyncio.sleep(0.1)
+        await _settled(mover, (i + 2) * options.blocks)  # those of host memory are there, too
     await asyncio.to_thread(_write_file, folder / "plain", size)
     plain, onboard = 0.0, 0.0
     for i in range(options.rounds + 1):
@@ -225,6 +224,13 @@ async def _disk(mover: Mover, folder: Path, options: Options) -> tuple[float, fl
         if i:
             onboard = max(onboard, size / took_s)
     return plain, onboard
+
+
+async def _settled(mover: Mover, blocks: int) -> None:
+    """Return when kvbm has written so many blocks to G3: before that it needs the processor itself."""
+    async with asyncio.timeout(120):
+        while await mover.in_tier("g3") < blocks:  # noqa: ASYNC110  (another process writes them)
+            await asyncio.sleep(0.1)
 
 
 def _write_file(path: Path, size: int) -> None:

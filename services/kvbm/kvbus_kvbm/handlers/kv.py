@@ -1,9 +1,10 @@
 """What `kvbus kv` asks: what lies in which tier, whether it is whole, and moving it by hand."""
 
 import asyncio
-import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from kvbus_blocks.keys import KEY_BYTES, ROOT
 from kvbus_blocks.retention import KINDS, effective
@@ -48,6 +49,18 @@ REQUESTS: tuple[type[Message], ...] = (
 )
 
 
+_LISTING_S = 60.0
+
+
+class _Listing(NamedTuple):
+    """What pages are cut from, in the order of keys."""
+
+    model: str
+    tier: str
+    blocks: list[tuple[PoolSpec, BlockMeta]]
+    taken_s: float
+
+
 class KvRequests:
     """``max_blocks``: in one answer; ``verify_bytes``: read for one; ``max_wait_s``: for blocks that come up. ``changed``: see
     `handlers.blocks`."""
@@ -84,6 +97,7 @@ class KvRequests:
         self._clock = clock
         # One piece at a time: scrubbing must not take the tiers from those who serve requests.
         self._scrubbing = asyncio.Lock()
+        self._listing: _Listing | None = None
 
     async def handle(self, request: KvRequest) -> Message:
         """Raise KvbmError."""
@@ -169,7 +183,7 @@ class KvRequests:
         return ListedBlocks(tuple(states))
 
     async def _verify(self, request: VerifyBlocks) -> VerifiedBlocks:
-        largest = max((spec.block_bytes for spec, _ in self._metas(request.model, request.tier)), default=1)
+        largest = max((spec.block_bytes for spec in self._specs(request.model, request.tier)), default=1)
         limit = max(1, min(request.limit, self._verify_bytes // largest))
         metas, after = self._page(request.model, request.tier, request.after, limit)
         bad: list[bytes] = []
@@ -242,18 +256,28 @@ class KvRequests:
         return best
 
     def _page(self, model: str, tier: str, after: bytes, limit: int) -> tuple[list[tuple[PoolSpec, BlockMeta]], bytes]:
-        """The next blocks in the order of their keys. Blocks come and go between pages; what stays is seen once."""
+        """The next blocks in the order of their keys, of what was there at the first page: to look at everything for each page
+        would cost whoever scrubs a large tier hours."""
         limit = min(limit, self._max_blocks)
         if limit < 1:
             raise InvalidRequest("limit must be at least 1")
-        behind = (
-            (meta.key, i, spec, meta)
-            for i, (spec, metas) in enumerate(self._metas(model, tier))
-            for meta in metas
-            if meta.key > after
-        )
-        page = heapq.nsmallest(limit, behind, key=lambda entry: entry[:2])
-        return [(spec, meta) for _, _, spec, meta in page], page[-1][0] if len(page) == limit else b""
+        listing = self._listing
+        is_same = listing is not None and (listing.model, listing.tier) == (model, tier)
+        if listing is None or not after or not is_same or listing.taken_s + _LISTING_S < self._clock():
+            found = [(spec, meta) for spec, metas in self._metas(model, tier) for meta in metas]
+            listing = _Listing(model, tier, sorted(found, key=_by_key), self._clock())
+        start = bisect_right(listing.blocks, after, key=_by_key)
+        page = listing.blocks[start : start + limit]
+        is_last = start + limit >= len(listing.blocks)
+        self._listing = None if is_last else listing
+        return page, b"" if is_last else page[-1][1].key
+
+    def _specs(self, model: str, tier: str) -> list[PoolSpec]:
+        """Raise InvalidRequest for a tier that there is not."""
+        if tier == TIER:
+            return [pool.spec for pool in self._pools.of_model(model)]
+        self._edge(tier)
+        return [spec for spec, _ in self._tiers.specs(tier) if spec.model == model]
 
     def _metas(self, model: str, tier: str) -> list[tuple[PoolSpec, Sequence[BlockMeta]]]:
         """Raise InvalidRequest for a tier that there is not."""
@@ -295,6 +319,10 @@ class KvRequests:
             tenant=said.tenant,
             users=0 if block is None else block.pins,
         )
+
+
+def _by_key(entry: tuple[PoolSpec, BlockMeta]) -> bytes:
+    return entry[1].key
 
 
 def _present(blocks: Iterable[Block | None]) -> Iterable[Block]:

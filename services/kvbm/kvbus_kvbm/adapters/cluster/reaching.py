@@ -32,8 +32,12 @@ class Reaching:
             for use, deadline_s in self._deadlines_s.items()
         }
 
-    def passes(self, use: Use) -> bool:
-        return self._breakers[use].passes(self._clock())
+    def passes(self, *uses: Use) -> bool:
+        """May it be used for all of these now? Yes makes the use a trial of those that are open."""
+        now_s = self._clock()
+        if not all(self._breakers[use].can_pass(now_s) for use in uses):
+            return False
+        return all(self._breakers[use].passes(now_s) for use in uses)
 
     def is_closed(self, use: Use) -> bool:
         return self._breakers[use].is_closed

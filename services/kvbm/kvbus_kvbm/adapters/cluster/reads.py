@@ -123,6 +123,10 @@ class ClusterReads:
         except BadObject as problem:
             self._quarantine(spec, key, str(problem))
             return None
+        except Exception:
+            state.counters.failures += 1
+            state.log.exception("g4_read_broke")
+            return None
 
     def _quarantine(self, spec: PoolSpec, key: bytes, reason: str) -> None:
         """Whoever has written it: it is of no use to anybody."""

@@ -107,7 +107,8 @@ class ClusterTier:
     async def write(self, spec: PoolSpec, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> list[bool]:
         started_s = self._state.clock()
         done = [False] * len(blocks)
-        if blocks and self._waiting_writes < _MAX_WAITING_WRITES and self._state.reaching.passes("write"):
+        # What is written is looked for first: both have to work.
+        if blocks and self._waiting_writes < _MAX_WAITING_WRITES and self._state.reaching.passes("write", "read"):
             self._waiting_writes += 1
             try:
                 async with asyncio.timeout(self._state.limits.write_deadline_s):

@@ -115,6 +115,9 @@ class ClusterWrites:
                 except StoreFailed as failure:
                     failures.append(failure)
                     return
+                except Exception as error:  # no memory for the copy, say
+                    failures.append(StoreFailed(repr(error)))
+                    return
                 landed.add(i)
 
         tasks = [asyncio.create_task(put_some()) for _ in range(min(self._state.limits.parallel, len(blocks)))]

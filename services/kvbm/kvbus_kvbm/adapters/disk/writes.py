@@ -55,9 +55,13 @@ class Writes:
         job = self._new_job(shelf)
         try:
             results = self._plan(job, blocks, data)
+            self._shelves.publish(shelf)
             future = self._start(job)
-        except BaseException:
-            self._lane.leave()
+        except BaseException as error:
+            try:
+                self._settle(job, error)
+            finally:
+                self._lane.leave()
             raise
         await self._wait(job, future, started_s + allowed_s - self._clock())
         self._counters.write_s += self._clock() - started_s
@@ -178,7 +182,6 @@ class Writes:
         job.pending = job.shelf.take_pending()
         job.closed, self._shelves.closing = self._shelves.closing, []
         self._to_flush.pop(job.shelf.spec, None)
-        self._shelves.publish(job.shelf)
         future = asyncio.wrap_future(self._threads.submit(job.run))
         future.add_done_callback(lambda done: self._finish(job, done))
         return future
