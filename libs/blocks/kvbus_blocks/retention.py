@@ -300,10 +300,19 @@ class PinCaps:
     def grant(self, key: Hashable, wanted: Directive, now_s: float) -> Directive:
         """Count what the block ``key`` now has, in place of what it had: ``wanted``, or a mere priority where it was to be pinned
         and the tenant's share is used up."""
-        self.expire(now_s)
-        self.forget(key)
+        if self._expiries and self._expiries[0][0] <= now_s:
+            self.expire(now_s)
+        before = self._pins.get(key)
         if wanted.kind != "pinned" or _ends_s(wanted) <= now_s:
+            if before is not None:
+                self.forget(key)
             return wanted
+        if before is not None:
+            if before[0] == wanted.tenant and before[1] <= _ends_s(wanted):
+                # What is noted for its former end finds then that it lasts longer.
+                self._pins[key] = (before[0], _ends_s(wanted))
+                return wanted
+            self.forget(key)
         held = self._tenants.get(wanted.tenant, 0)
         if held >= self.limit or len(self._pins) >= self.total_limit:
             priority = max(wanted.priority, REFUSED_PIN_PRIORITY)
@@ -311,12 +320,10 @@ class PinCaps:
         self._pins[key] = (wanted.tenant, _ends_s(wanted))
         self._tenants[wanted.tenant] = held + 1
         if wanted.expires_s is not None:
-            self._pushed += 1
-            heapq.heappush(self._expiries, (wanted.expires_s, self._pushed, key))
+            self._note_end(key, wanted.expires_s)
             if len(self._expiries) > 2 * len(self._pins) + 64:
-                self._expiries = [
-                    (ends_s, i, key) for i, (key, (_, ends_s)) in enumerate(self._pins.items()) if ends_s < math.inf
-                ]
+                living = ((ends_s, key) for key, (_, ends_s) in self._pins.items() if ends_s < math.inf)
+                self._expiries = [(ends_s, number, key) for number, (ends_s, key) in enumerate(living)]
                 heapq.heapify(self._expiries)
         return wanted
 
@@ -330,8 +337,16 @@ class PinCaps:
         while self._expiries and self._expiries[0][0] <= now_s:
             ends_s, _, key = heapq.heappop(self._expiries)
             pin = self._pins.get(key)
-            if pin is not None and pin[1] == ends_s:
+            if pin is None:
+                continue
+            if pin[1] <= now_s:
                 self.forget(key)
+            elif ends_s < pin[1] < math.inf:
+                self._note_end(key, pin[1])
+
+    def _note_end(self, key: Hashable, ends_s: float) -> None:
+        self._pushed += 1
+        heapq.heappush(self._expiries, (ends_s, self._pushed, key))
 
     def _count_down(self, tenant: str) -> None:
         left = self._tenants[tenant] - 1
@@ -348,6 +363,8 @@ def apply(
 
     A living pin is not lost for a longer one that is refused.
     """
+    if said.is_plain and held is not None and held.kind != "ephemeral" and now_s < _ends_s(held):
+        return held, False  # by far the most common case
     merged = merge(held, said, now_s)
     granted = caps.grant(key, merged, now_s)
     degraded = merged.kind == "pinned" and granted.kind != "pinned"
