@@ -13,7 +13,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096
-CacheTime = Annotated[str, Meta(pattern=r"^(in[-_]memory|[1-9][0-9]{0,6}[smhd])$")]
+CacheTime = Annotated[str, Meta(pattern=r"^(in[-_]memory|[1-9][0-9]{0,6}[smhd])\Z")]
 """How long a prompt is to be kept: as long as it happens to be, or a time as 24h."""
 
 

@@ -107,6 +107,7 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
         service.spawn,
     )
     keeper = _session_keeper(service, settings, models)
+    generator.on_rest = keeper.hear_rest
     speculator = Speculator(generator, executor, settings, service.metrics, service.log, service.spawn, keeper)
     api = Api(settings, models, generator, speculator, keeper, executor, service.metrics, service.log)
     flow = ChatFlow(api)

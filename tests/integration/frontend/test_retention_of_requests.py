@@ -84,8 +84,9 @@ async def test_a_retention_time_of_responses_pins_the_prompt_and_tells_what_it_w
     assert (pinned.kind, pinned.ttl_s, pinned.priority) == ("pinned", 86_400.0, 20)
     assert (rest.start, rest.end, rest.kind) == (pinned.end, 0, "normal")
     assert found["usage"]["input_tokens_details"]["cache_write_tokens"] == pinned.end
-    status, found = await cluster.respond(prompt_cache_retention="for ever")
-    assert (status, found["error"]["param"]) == (400, "prompt_cache_retention")
+    for given in ("for ever", "24h\n", "0h", "99999999d", "1e300s"):
+        status, found = await cluster.respond(prompt_cache_retention=given)
+        assert (status, found["error"]["param"]) == (400, "prompt_cache_retention")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/completions"])

@@ -15,6 +15,7 @@ from kvbus_runtime.settings import CommonSettings
 from kvbus_testkit.timing import eventually
 from kvbus_wire.frontend import ForgetSession, WhoseBlocks
 from kvbus_wire.indexer import IndexReply, Match
+from kvbus_wire.packing import unpack_tokens
 from kvbus_wire.router import RouteRequest
 
 TENANT = {"x-tenant-id": "acme"}
@@ -158,6 +159,38 @@ async def test_a_session_that_runs_while_it_is_deleted_lets_go_of_its_blocks_whe
     await eventually(lambda: cluster.worker.drops, what="blocks that are dropped")
     assert set(chain(cluster.router.requests[0])) <= set(cluster.worker.dropped)
     assert (await fetch(cluster, "/v1/sessions/a"))[0] == 404
+
+
+@pytest.mark.parametrize("deleted", ["afterwards", "meanwhile"])
+async def test_what_a_worker_says_after_it_was_told_to_stop_goes_with_the_session(cluster: Any, deleted: str) -> None:
+    """A block that nobody knows of would keep all blocks above it."""
+    await cluster.start()
+    go_on = asyncio.Event()
+
+    async def play(output: Any) -> None:
+        await output.started()
+        await output.say("Hello")
+        await cluster.worker.cancelled()
+        await go_on.wait()
+        await output.say(" and some more of it")
+        await output.end("cancelled")
+
+    cluster.worker.play = play
+    status, answer = await cluster.post("/v1/chat/completions", {**body("What is one?", "a"), "stop": "ell"})
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "H")
+    if deleted == "meanwhile":
+        assert (await fetch(cluster, "/v1/sessions/a", "DELETE"))[0] == 200
+    go_on.set()
+    await eventually(
+        lambda: cluster.frontend.service.metrics.value("streams_open") == 0, what="a stream that is closed"
+    )
+    if deleted == "afterwards":
+        assert (await fetch(cluster, "/v1/sessions/a", "DELETE"))[0] == 200
+    (message,) = cluster.worker.requests
+    said = unpack_tokens(message.tokens) + list(b"Hello and some more of it")
+    blocks = (len(said) - 1) // 4  # the last token has not been computed on
+    assert blocks > len(chain(cluster.router.requests[0]))
+    await eventually(lambda: len(set(cluster.worker.dropped)) == blocks, what="all blocks that are dropped")
 
 
 async def test_one_tenant_neither_sees_nor_deletes_the_sessions_of_another(cluster: Any) -> None:

@@ -111,14 +111,9 @@ class Place:
             host("worker", WorkerSettings(**self._common, **values), start_worker)
         )
 
-    async def kvbm(self) -> None:
-        settings = KvbmSettings(
-            **self._common,
-            instance_id="kvbm",
-            arena_dir=str(self._directory),
-            g2_bytes=1 << 20,
-            onboard_bytes_per_s=1e9,
-        )
+    async def kvbm(self, **fields: Any) -> None:
+        values: dict[str, Any] = {"instance_id": "kvbm", "arena_dir": str(self._directory), "g2_bytes": 1 << 20}
+        settings = KvbmSettings(**self._common, **{**values, "onboard_bytes_per_s": 1e9, **fields})
         await self._stack.enter_async_context(host("kvbm", settings, start_kvbm))
 
     async def asker(self) -> Asker:
@@ -170,6 +165,28 @@ async def test_a_pinned_prompt_outlives_others(place: Place) -> None:
     for i in range(4):
         await asker.ask(f"other {i}", salt=str(i))
     assert (await asker.ask("again")).cached_tokens == WHOLE_BLOCKS * 16
+
+
+async def test_a_pinned_prompt_that_left_g1_outlives_others_in_g2(place: Place) -> None:
+    await place.kvbm(g2_bytes=48 * 512, pool_share=1.0, g2_pin_share=1.0)
+    worker, asker = await place.worker(kv_blocks=24, g1_pin_share=0.0), await place.asker()
+    await eventually(lambda: _metric(worker, "kvbm_attached") == 1, what="an attached kvbm")
+    pin = Retention(kind="pinned", ttl_s=300.0)
+    # G1 pins nothing, and kvbm has not seen the blocks yet.
+    assert (await asker.ask("a", pin, tenant="t")).unpinned_tokens == WHOLE_BLOCKS * 16
+    await eventually(
+        lambda: _metric(worker, "kvbm_blocks_total", direction="offload") >= WHOLE_BLOCKS, what="written through"
+    )
+    for i in range(4):
+        before = _metric(worker, "kvbm_blocks_total", direction="offload")
+        await asker.ask(f"other {i}", salt=str(i))
+        await eventually(
+            lambda before=before: _metric(worker, "kvbm_blocks_total", direction="offload") > before,  # type: ignore[misc]
+            what="blocks written through",
+        )
+    back = await asker.ask("again", pin, tenant="t")
+    assert back.cached_tokens == back.onboarded_tokens == WHOLE_BLOCKS * 16
+    assert back.unpinned_tokens == 0
 
 
 async def test_senseless_retention_is_refused(place: Place) -> None:

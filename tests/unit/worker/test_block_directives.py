@@ -104,8 +104,16 @@ def test_each_block_has_what_was_said_last_of_its_last_token(ranges: list[tuple[
 
 def test_blocks_are_unpinned_when_neither_g1_nor_kvbm_pins_them() -> None:
     keys = tuple(bytes([i]) * 16 for i in range(3))
-    request = OpenRequest(request_id="r", frontend_id="f", prompt_tokens=48, resumed=0, accepted_at=0.0, to_pin=keys)
+    request = OpenRequest(
+        request_id="r",
+        frontend_id="f",
+        prompt_tokens=48,
+        resumed=0,
+        accepted_at=0.0,
+        to_pin=tuple(enumerate(keys)),
+    )
     in_g1 = [Directive("pinned"), Directive(), Directive()]
-    assert unpinned(request, in_g1) == 2
+    assert unpinned(request, in_g1, 3) == 2
     request.unpinned_below = frozenset(keys[:2])
-    assert unpinned(request, in_g1) == 1
+    assert unpinned(request, in_g1, 3) == 1
+    assert unpinned(request, in_g1, 1) == 2, "what was just computed kvbm had not seen when it was asked"

@@ -257,7 +257,7 @@ class _Bench:
 
     def run(self, arms: Mapping[str, Arm]) -> dict[str, list[Answer]]:
         """Raise AnswerFailed."""
-        self._client.ask(self._opening(), self._says())  # what is only done once
+        self._client.ask(self._opening(), self._says(), max_tokens=16)  # what is only done once
         order = random.Random(6)
         answers: dict[str, list[Answer]] = {name: [] for name in arms}
         for _ in range(self._chosen.repetitions):

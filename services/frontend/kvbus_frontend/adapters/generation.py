@@ -16,6 +16,7 @@ from kvbus_protocols.errors import ApiError
 from kvbus_runtime.bus import Bus, RequestFailed
 from kvbus_runtime.metrics import Metrics
 from kvbus_runtime.streams.receiver import StepReceiver, StreamLost, StreamOverflow
+from kvbus_runtime.streams.stream import StepStream
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob
 from kvbus_wire.router import Placement, Progress, RouteExplanation
@@ -23,6 +24,14 @@ from kvbus_wire.worker import Accepted, Cancel, Done, Generate, NeedTokens
 
 CONTROL_TIMEOUT_S = 5.0
 LONGEST_PAUSE_S = 2.0
+REST_S = 2.0
+"""How long a worker is listened to that was told to stop."""
+
+OnRest = Callable[[Job, Sequence[int]], None]
+"""Told of a job of a session that was ended from here, with all that the worker has said by then."""
+
+
+def nobody_hears(job: Job, output: Sequence[int]) -> None: ...
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -85,6 +94,7 @@ class Generator:
         self._log = log
         self._spawn = spawn
         self._farewells: set[asyncio.Task[None]] = set()
+        self.on_rest: OnRest = nobody_hears
         self._migrations = metrics.counter("migrations", "choices that moved to another worker", ("reason",))
         self._cancels = metrics.counter("cancels", "cancellations sent to workers", ("reason",))
         self._resent = metrics.counter("prefix_misses", "workers that asked for all tokens of a prompt")
@@ -125,7 +135,7 @@ class Generator:
         job, request_id = state.job, state.request_id
         prompt = state.prompt()
         worker_id = ""
-        over, cause = False, ""
+        over, cause, accepted = False, "", False
         try:
             placement = await self._place(state, prompt)
             worker_id = placement.worker_id
@@ -133,6 +143,7 @@ class Generator:
             stream = self._receiver.open(request_id, worker_id, placement.incarnation)
             try:
                 await self._dispatch(state, prompt, placement)
+                accepted = True
                 async for item in stream:
                     if isinstance(item, Ended):
                         over = True
@@ -148,7 +159,10 @@ class Generator:
                 cause = "stream_overflow"
                 raise ApiError(500, f"The frontend is too slow: {problem}.", code="stream_overflow") from problem
             finally:
-                stream.close()
+                if accepted and job.session is not None and not (over or cause):
+                    self._later(self._hear_rest(state, stream), "rest of a stream")
+                else:
+                    stream.close()
         finally:
             self._say_farewell(job.model, request_id, worker_id, "" if over else cause or reason(), len(state.output))
 
@@ -243,6 +257,19 @@ class Generator:
         if worker_id and cancel_reason:
             self._cancels.labels(cancel_reason).inc()
             self._later(self._cancel(worker_id, Cancel(request_id=request_id, reason=cancel_reason)), "cancel")
+
+    async def _hear_rest(self, state: Progression, stream: StepStream) -> None:
+        """A worker says a few tokens more before it hears of the end. They are in its blocks, which belong to the session."""
+        try:
+            async with asyncio.timeout(REST_S):
+                async for item in stream:
+                    if isinstance(item, Delta):
+                        state.accept(item)
+        except (TimeoutError, StreamLost, StreamOverflow, GapInOutput):
+            return
+        finally:
+            stream.close()
+        self.on_rest(state.job, state.output)
 
     async def _cancel(self, worker_id: str, message: Cancel) -> None:
         with suppress(RequestFailed):  # a worker that is gone needs no cancelling

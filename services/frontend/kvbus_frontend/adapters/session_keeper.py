@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from kvbus_wire.frontend import ForgottenSession, HeldChain, SessionLease, Sessi
 
 ANSWER_BYTES = 256 << 10
 """Of keys, in an answer to another frontend."""
+MOST_GONE = 1000
+"""Sessions that were deleted last: what workers say of their requests after that is dropped, too."""
 AT_A_TIME = 50
 """Sessions whose blocks are dropped together."""
 LONGEST_PAUSE_S = 3600.0
@@ -49,6 +52,7 @@ class SessionKeeper:
         self._log = log
         self._spawn = spawn
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gone: OrderedDict[tuple[SessionScope, str], None] = OrderedDict()
         self._bringing: dict[Hashable, asyncio.Task[None]] = {}
         self._freed: list[Freed] = []
         self._news = asyncio.Event()
@@ -117,11 +121,21 @@ class SessionKeeper:
         key = (session.scope, session.id)
         if self.sessions.find(*key) is not session:
             self._forget_prompt(key)
+            if session.gone and (session.ephemeral or not session.final):
+                self._note_gone(key)
             if session.final and (children := self.sessions.ephemeral_children(*key)):
                 self._later(self._end(session.scope, children), f"children of {session.id}")
         elif self._settings.prefetch != "never" and first.worker_id:
             self.prompts.keep(key, _kept(first.job, prompts[0]))
             self._plan(session, first.job, calls, now)
+
+    def hear_rest(self, job: Job, output: Sequence[int]) -> None:
+        """The worker has said this by the time at which it stopped, which is more than was waited for."""
+        if job.session is None:
+            return
+        key, prompt = (scope_of(job), job.session.id), job.prompt.extended(output[:-1])
+        if not self.sessions.extend(*key, job.model, prompt) and key in self._gone:
+            self._drop_later([Freed(job.model, prompt.keys)])
 
     def foresees(self, job: Job) -> bool:
         """The prompt of ``job`` is computed in advance: it belongs to its session from now on. False: that is over."""
@@ -177,7 +191,13 @@ class SessionKeeper:
 
     def _forget(self, scope: SessionScope, session_id: str) -> list[Freed]:
         self._forget_prompt((scope, session_id))
+        self._note_gone((scope, session_id))
         return self.sessions.forget(scope, session_id)
+
+    def _note_gone(self, key: tuple[SessionScope, str]) -> None:
+        self._gone[key] = None
+        while len(self._gone) > MOST_GONE:
+            self._gone.popitem(last=False)
 
     async def _end(self, scope: SessionScope, session_ids: Sequence[str]) -> None:
         """There may be thousands: some at a time."""

@@ -154,6 +154,7 @@ class Kvbm:
         not say."""
         pool = self._link.pool
         said = Said(runs).of(0, min(len(keys), self._limits.max_keys))
+        self._write_through.wishes.note(keys, said)
         while said and said[-1] is None:
             said.pop()
         if pool is None or not said:

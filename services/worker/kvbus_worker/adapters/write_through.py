@@ -25,6 +25,7 @@ from kvbus_worker.adapters.kvbm_link import KvbmLink, Pool
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.adapters.onboarding import FAILURES
 from kvbus_worker.core.offload import OffloadBatch, OffloadQueue
+from kvbus_worker.core.pin_wishes import PinWishes
 from kvbus_worker.core.retention import on_the_wire, worth_saying
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import BlockEvent, BlocksCleared, BlocksStored, Engine
@@ -55,6 +56,7 @@ class WriteThrough:
         self._importing = importing
         self._metrics = metrics
         self._block_bytes = engine.info.block_bytes
+        self.wishes = PinWishes(engine.info.total_blocks)
         self._wake = asyncio.Event()
         self._next_repair = 0.0
         self._thread = ThreadPoolExecutor(1, "kvbm-write-through", initializer=_be_nice)
@@ -103,13 +105,14 @@ class WriteThrough:
     async def _offload(self, pool: Pool, batch: OffloadBatch) -> None:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
-        directives = on_the_wire(worth_saying(self._engine.directives(batch.keys)), time.monotonic())
+        now_s = time.monotonic()
+        held = self.wishes.with_wishes(batch.keys, self._engine.directives(batch.keys), now_s)
         request = ReserveBlocks(
             pool_id=pool.pool_id,
             instance_id=self._link.instance_id,
             parent=batch.parent,
             keys=pack_keys(batch.keys),
-            directives=directives,
+            directives=on_the_wire(worth_saying(held), now_s),
         )
         reserved: ReservedBlocks = await self._link.ask(pool, request, ReservedBlocks)
         chosen = [(i, slot) for i, slot in enumerate(reserved.slots[: len(batch.keys)]) if slot is not None]

@@ -15,7 +15,8 @@ from kvbus_worker.engines.base import EngineError
 class OpenRequest(msgspec.Struct, kw_only=True):
     """``submitted``: the engine has it (before that, its blocks are being onboarded).
 
-    ``to_pin``: blocks that are to be pinned; ``unpinned_below``: those of them that kvbm does not pin, None when it has not said.
+    ``to_pin``: blocks of the prompt that are to be pinned, by position; ``unpinned_below``: those of them that kvbm does not pin,
+    None when it has not said.
     ``verdict``: why the worker ends it; the engine's own answer to the cancellation is then replaced by this error.
     """
 
@@ -32,16 +33,19 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     onboarded_tokens: int = 0
     first_token_at: float | None = None
-    to_pin: tuple[bytes, ...] = ()
+    to_pin: tuple[tuple[int, bytes], ...] = ()
     unpinned_below: frozenset[bytes] | None = None
 
 
-def unpinned(request: OpenRequest, in_g1: Sequence[Directive]) -> int:
-    """How many of the blocks ``to_pin`` are pinned nowhere. ``in_g1``: what holds for them there."""
+def unpinned(request: OpenRequest, in_g1: Sequence[Directive], cached_blocks: int) -> int:
+    """How many of the blocks ``to_pin`` are pinned nowhere, as far as is known. ``in_g1``: what holds for them there.
+
+    ``cached_blocks`` of its prompt were not computed. What kvbm has said holds for those only: it has not seen the others yet.
+    """
     below = request.unpinned_below
     return sum(
-        held.kind != "pinned" and (below is None or key in below)
-        for key, held in zip(request.to_pin, in_g1, strict=True)
+        held.kind != "pinned" and (below is None or key in below or position >= cached_blocks)
+        for (position, key), held in zip(request.to_pin, in_g1, strict=True)
     )
 
 

@@ -103,7 +103,7 @@ class GenerateHandler:
     def _retain(self, request: OpenRequest, admitted: Admitted) -> None:
         """What is said of blocks goes to kvbm with each use, beside the request's own way."""
         runs = admitted.request.directives
-        request.to_pin = tuple(admitted.keys[i] for i in pinned_positions(runs, len(admitted.keys)))
+        request.to_pin = tuple((i, admitted.keys[i]) for i in pinned_positions(runs, len(admitted.keys)))
         if self._kvbm is not None:
             self._spawn(self._retain_below(self._kvbm, request, admitted), name=f"retain {request.request_id}")
 

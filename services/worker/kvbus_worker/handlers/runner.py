@@ -172,9 +172,11 @@ class RequestRunner:
         self._closed(ended.request_id)
 
     def _with_unpinned(self, request: OpenRequest, ended: Ended) -> Ended:
-        blocks = unpinned(request, self._engine.directives(request.to_pin))
+        block_size = self._engine.info.block_size
+        in_g1 = self._engine.directives([key for _, key in request.to_pin])
+        blocks = unpinned(request, in_g1, ended.usage.cached_tokens // block_size)
         self._metrics.unpinned.inc(blocks)
-        tokens = blocks * self._engine.info.block_size
+        tokens = blocks * block_size
         usage = msgspec.structs.replace(ended.usage, unpinned_tokens=tokens)
         return msgspec.structs.replace(ended, usage=usage)
 
