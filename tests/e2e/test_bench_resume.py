@@ -7,7 +7,8 @@ from typing import Any
 from kvbus_testkit.up import run_kvbus
 
 FIELDS = {
-    "kvbus_version", "python", "cores", "engine", "tokens", "idle_s", "repetitions", "block_bytes", "max_ratio", "within", "figures",
+    "kvbus_version", "python", "cores", "engine", "tokens", "idle_s", "repetitions", "block_bytes", "max_ratio", "within",
+    "figures",
 }  # fmt: skip
 FIGURE_FIELDS = {"name", "ttft_ms", "ratio", "input_tokens", "cached_tokens", "samples_ms"}
 TOKENS = 2000

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from kvbus_blocks.keys import KEY_BYTES
+from kvbus_frontend.adapters import session_keeper
 from kvbus_frontend.app import Frontend
 from kvbus_runtime.service import Service, host
 from kvbus_runtime.settings import CommonSettings
@@ -217,6 +218,20 @@ async def test_sessions_are_shown_and_deleted_over_all_frontends(cluster: Any) -
         assert response.status == 404
     async with client.get("/v1/sessions/b") as response:
         assert response.status == 200
+
+
+async def test_what_is_too_much_for_one_answer_is_dropped_by_the_frontend_that_has_it(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_keeper, "ANSWER_BYTES", 100)
+    await cluster.start()
+    client = await other_frontend(cluster)
+    await ask(cluster, "What is one?", "a")
+    async with client.delete("/v1/sessions/a") as response:
+        assert response.status == 200
+        assert (await response.json())["blocks"] == {}
+    keys = set(chain(cluster.router.requests[0]))
+    await eventually(lambda: keys <= set(cluster.worker.dropped), what="blocks that are dropped")
 
 
 async def test_a_frontend_that_does_not_answer_keeps_nobody_from_deleting(cluster: Any) -> None:

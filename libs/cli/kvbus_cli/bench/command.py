@@ -10,6 +10,7 @@ MEASUREMENTS = {
     "index": "storing, matching and memory of the prefix index: 1,000 workers, 10 million blocks",
     "router": "what a placement costs with 64 and 1,000 workers, and how evenly replicas spread requests",
     "resume": "time to first token of a session that was idle while others took its place, by where its blocks lie",
+    "kvbm": "onboarding from host memory and disk against plain copies and reads, and what write-through costs decoding",
     "prefix-stability": "what a line that changes at the top of a prompt costs, and a thought that changes in its middle",
 }
 

@@ -271,12 +271,12 @@ class _Bench:
         name = f"session {self._number}"
         announced = {"prefetch": {"after_s": self._chosen.idle_s}} if arm.prefetch else {}
         first = self._client.ask(opening, self._says(), max_tokens=16, session={"id": name}, **announced)
-        resumes_at = time.monotonic() + self._chosen.idle_s
+        waits_from = time.monotonic()
         if not arm.alone:
-            for _ in range(OTHERS):  # over the first half of the time
-                time.sleep(self._chosen.idle_s / 2 / OTHERS)
+            for number in range(OTHERS):  # over the first half of the time
+                _sleep_until(waits_from + self._chosen.idle_s / 2 * (number + 1) / OTHERS)
                 self._client.ask(self._opening(), self._says(), max_tokens=1)
-        time.sleep(max(resumes_at - time.monotonic(), 0.0))
+        _sleep_until(waits_from + self._chosen.idle_s)
         result = f"Result {self._number}: {prose(random.Random(self._number), RESULT_WORDS)}"
         messages = [
             *opening["messages"],
@@ -300,6 +300,10 @@ class _Bench:
         empty = self._client.count({"messages": [{"role": "user", "content": "?"}]})
         words_per_token = 1000 / (self._client.count({"messages": [{"role": "user", "content": sample}]}) - empty)
         return prose(rng, int(tokens * words_per_token))
+
+
+def _sleep_until(when: float) -> None:
+    time.sleep(max(when - time.monotonic(), 0.0))
 
 
 def _figures(answers: Mapping[str, Sequence[Answer]]) -> tuple[Figure, ...]:

@@ -20,7 +20,7 @@ from kvbus_wire.kvbm import DropBlocks, DroppedBlocks
 from kvbus_wire.message import Message
 
 KEYS_PER_MESSAGE = 16_384
-CHAINS_PER_MESSAGE = 64
+CHAINS_PER_MESSAGE = 16
 
 
 class SessionBlocks:

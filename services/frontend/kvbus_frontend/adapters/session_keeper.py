@@ -21,6 +21,8 @@ from kvbus_protocols.errors import ApiError
 from kvbus_runtime.metrics import Metrics
 from kvbus_wire.frontend import ForgottenSession, HeldChain, SessionLease, SessionScope
 
+ANSWER_BYTES = 256 << 10
+"""Of keys, in an answer to another frontend."""
 AT_A_TIME = 50
 """Sessions whose blocks are dropped together."""
 LONGEST_PAUSE_S = 3600.0
@@ -148,6 +150,18 @@ class SessionKeeper:
             self._news.set()
 
     # deleting
+
+    def forget_for_other(self, scope: SessionScope, session_id: str) -> ForgottenSession:
+        """For another frontend: an answer has to fit into one message, so what is too much for that is dropped from here."""
+        forgotten = self.forget(scope, session_id)
+        told, size = 0, 0
+        for chain in forgotten.chains:
+            size += len(chain.keys)
+            if size > ANSWER_BYTES:
+                break
+            told += 1
+        self._drop_later(map(chain_of, forgotten.chains[told:]))
+        return msgspec.structs.replace(forgotten, chains=forgotten.chains[:told])
 
     def forget(self, scope: SessionScope, session_id: str) -> ForgottenSession:
         """The blocks that come free are the caller's to drop; the ephemeral sessions below it end, too, and theirs are dropped."""

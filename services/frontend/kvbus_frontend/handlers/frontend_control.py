@@ -44,7 +44,7 @@ class FrontendControl:
             case ListSessions():
                 return await self._sessions.page(message)
             case ForgetSession(scope, session_id):
-                return self._keeper.forget(scope, session_id)
+                return self._keeper.forget_for_other(scope, session_id)
             case WhoseBlocks(chains):
                 return HeldBlocks(counts=tuple(map(self._keeper.sessions.held, chains)))
             case PrefetchSession():
