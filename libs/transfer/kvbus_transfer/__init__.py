@@ -10,6 +10,7 @@ from kvbus_transfer.arena import (
     ArenaNoRoom,
     ArenaUnavailable,
     checksum,
+    copy_and_checksum,
     remove_stale,
 )
 from kvbus_transfer.counters import TransferCounters
@@ -61,6 +62,7 @@ __all__ = [
     "TransferLimits",
     "TransferTimeout",
     "checksum",
+    "copy_and_checksum",
     "fingerprint",
     "remove_stale",
     "why_not",
