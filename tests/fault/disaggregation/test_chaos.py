@@ -19,14 +19,14 @@ from kvbus_testkit.timing import eventually, scaled
 
 REQUESTS = int(os.environ.get("KVBUS_CHAOS_REQUESTS", "40"))
 SEED = int(os.environ.get("KVBUS_CHAOS_SEED", "7"))
-AT_ONCE = 6
-PROMPTS = 8
+AT_ONCE = 8
+PROMPTS = 4
 FAULTS = ("kill", "freeze", "cut", "stall")
 ROLES = {"worker-0": "prefill", "worker-1": "prefill", "worker-2": "decode", "worker-3": "decode"}
 GAUGES = ("transfer_leases", "staged_blocks", "remote_prefills_open", "remote_prefill_pulls_open", "requests_open")
 WORKER = (
     *("--engine", "mock", "--served-model-name", "mock", "--no-kvbm", "--lease-ttl-s", "2", "--drain-timeout-s", "0.1"),
-    *("--mock-prefill-tokens-per-s", "2000", "--max-batched-tokens", "128", "--mock-step-base-s", "0.02"),
+    *("--mock-prefill-tokens-per-s", "3000", "--max-batched-tokens", "128", "--mock-step-base-s", "0.02"),
     *("--prefill-lease-s", "3", "--prefill-stall-s", "2", "--prefill-timeout-s", "1", "--prefill-chunk-blocks", "4"),
     *("--frontend-grace-s", "2"),
 )
