@@ -3,7 +3,9 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from kvbus_runtime.errors import RequestFailed
@@ -124,6 +126,51 @@ async def test_a_prefill_worker_that_leaves_in_the_middle_costs_a_recompute_of_t
     assert (await asyncio.wait_for(answer.ended, scaled(30))).reason == "length"
     expected = await mocks.asker.ask("p", tokens)
     assert answer.tokens == expected.tokens
+    await mocks.nothing_is_left()
+
+
+async def test_a_start_that_makes_no_sense_is_refused(mocks: Pair) -> None:
+    bus, card = mocks.asker.service.bus, mocks.app("p").record.model
+    tokens = [token.to_bytes(4, "little") for token in prompt(2)]
+    good = StartPrefill(
+        prefill_id="x",
+        request_id="x",
+        model=card.name,
+        fingerprint=card.fingerprint,
+        kv_layout=card.kv_layout,
+        reader="d",
+        tokens=b"".join(tokens),
+        first_block=0,
+        end_block=2,
+        deadline_ms=2**50,
+        lease_s=1.0,
+    )
+    changes: list[tuple[ErrorCode, dict[str, Any]]] = [
+        (ErrorCode.UNSUPPORTED, {"model": "other"}),
+        (ErrorCode.UNSUPPORTED, {"kv_layout": "other"}),
+        (ErrorCode.UNSUPPORTED, {"fingerprint": "other"}),
+        (ErrorCode.UNSUPPORTED, {"lora": "other"}),
+        (ErrorCode.UNSUPPORTED, {"handover_kind": "other"}),
+        (ErrorCode.INVALID_REQUEST, {"first_block": 2}),
+        (ErrorCode.INVALID_REQUEST, {"first_block": -1}),
+        (ErrorCode.INVALID_REQUEST, {"end_block": 3}),
+        (ErrorCode.INVALID_REQUEST, {"tokens": b"".join(tokens)[:-1]}),
+        (ErrorCode.INVALID_REQUEST, {"tokens": b"".join([*tokens[:-1], b"\xff\xff\xff\x7f"])}),
+        (ErrorCode.INVALID_REQUEST, {"lease_s": float("nan")}),
+        (ErrorCode.INVALID_REQUEST, {"reader": ""}),
+        (ErrorCode.DEADLINE_EXCEEDED, {"deadline_ms": 1}),
+        (ErrorCode.CONTEXT_LENGTH_EXCEEDED, {"tokens": b"\x01\0\0\0" * card.context_length}),
+    ]
+    for code, fields in changes:
+        with pytest.raises(RequestFailed) as refused:
+            await bus.request(
+                bus.subjects.transfer("p"),
+                msgspec.structs.replace(good, **fields),
+                PrefillStarted,
+                timeout_s=scaled(5),
+                in_parts=True,
+            )
+        assert refused.value.code is code, fields
     await mocks.nothing_is_left()
 
 

@@ -189,6 +189,8 @@ class RemotePrefillHandler:
             raise EngineError(ErrorCode.INVALID_REQUEST, "the blocks asked for are not within the tokens")
         if len(message.tokens) // TOKEN_BYTES >= model.context_length:
             raise EngineError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the context length is {model.context_length}")
+        if model.vocab_size and max(unpack_tokens(message.tokens)) >= model.vocab_size:
+            raise EngineError(ErrorCode.INVALID_REQUEST, "a token is not in the vocabulary", param="tokens")
         if message.deadline_ms <= time.time_ns() // 1_000_000:
             raise EngineError(ErrorCode.DEADLINE_EXCEEDED, "the deadline has passed")
         blocks = memoryview(message.tokens)[: needed - TOKEN_BYTES]
@@ -270,6 +272,7 @@ class RemotePrefillHandler:
 
     async def _next(self, message: NextBlocks) -> BlocksReady:
         job = self._asked(message)
+        job.advance(self._store)
         for chunk in job.take_read(message.received):
             self._stager.free(chunk)
         if (known := job.chunk_at(message.first)) is not None:
@@ -282,7 +285,13 @@ class RemotePrefillHandler:
             moves = not self._engine.info.handover
             slots = self._stager.take_slots(job, message.first, message.most) if moves else ()
             if slots:
-                return await self._stager.stage(job, message.first, slots)
+                try:
+                    return await self._stager.stage(job, message.first, slots)
+                except RequestFailed as failure:
+                    if failure.code is not ErrorCode.GONE or job.over or self.jobs.get(job.prefill_id) is not job:
+                        raise
+                    # Cached blocks have left before the engine came to the prompt: it will compute them.
+                    job.ready = message.first
             if not moves and job.over and job.failure is None:
                 return BlocksReady(
                     prefill_id=job.prefill_id, first=message.first, count=0, done=True, handover=job.handover
