@@ -159,6 +159,7 @@ async def test_the_tools_show_uses_digests_and_what_is_wrong(cluster: Cluster) -
     status, report = await cluster.tool("doctor")
     assert (status, report["healthy"]) == (1, False)
     levels = {finding["about"]: finding["level"] for finding in report["findings"]}
+    assert levels.pop("transfer") in ("ok", "note"), "which libraries this machine has"
     assert levels == {
         "bus": "ok",
         "frontend": "problem",
