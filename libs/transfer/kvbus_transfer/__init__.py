@@ -9,6 +9,7 @@ from kvbus_transfer.arena import (
     ArenaNoRoom,
     ArenaUnavailable,
     checksum,
+    copy_and_checksum,
     remove_stale,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "ArenaNoRoom",
     "ArenaUnavailable",
     "checksum",
+    "copy_and_checksum",
     "remove_stale",
 ]

@@ -66,6 +66,10 @@ class KvbmApp:
             changed=self._changed,
             clock=self._clock,
             spawn=service.spawn,
+            log=service.log,
+        )
+        self._saved_s = service.metrics.counter(
+            "saved_seconds", "seconds of computing that blocks of a tier spared, at the reader's own rate", ("tier",)
         )
         self._tier_metrics = TierMetrics(service.metrics, self.tiers, self.loads)
         attaching = Attaching(
@@ -86,6 +90,7 @@ class KvbmApp:
             self.loads,
             changed=self._changed,
             used=self._used,
+            spared=self._spared,
             max_wait_s=settings.max_pin_wait_s,
             clock=self._clock,
         )
@@ -185,6 +190,11 @@ class KvbmApp:
     def _used(self, pool: OpenPool, keys: bytes) -> None:
         if self.tiers.edges:
             self.tiers.offer(pool, unpack_keys(keys))
+
+    def _spared(self, instance_id: str, tier: str, tokens: int) -> None:
+        record = self._service.directory.get(instance_id)
+        if record is not None and record.worker is not None and record.worker.prefill_tokens_per_s > 0:
+            self._saved_s.labels(tier).inc(tokens / record.worker.prefill_tokens_per_s)
 
     async def _unused(self, pool_id: str) -> None:
         await self.loads.give_up(pool_id)

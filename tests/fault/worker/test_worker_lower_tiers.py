@@ -1,17 +1,14 @@
 """Blocks of lower tiers come up while others are copied, as long as that is sooner than computing them."""
 
 import asyncio
-import random
 
 import pytest
 
 from kvbus_blocks.retention import Directive
 from kvbus_testkit.timing import eventually
-from kvbus_transfer.arena import checksum
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.kvbm import BlockDirective
 from kvbus_wire.packing import pack_tokens, unpack_keys
-from kvbus_worker.adapters.onboarding import _copied
 from kvbus_worker.engines.base import DirectiveRun
 from tests.fault.worker.kvbm_client import BLOCK, KEYS, TOKENS, Client, FakeKvbm, offloaded
 
@@ -164,11 +161,3 @@ async def test_a_lost_lease_says_nothing_of_the_pool(pair: tuple[Client, FakeKvb
     )
     assert client.link.pool is not None
     assert fake.calls.count("AttachPool") == 1
-
-
-@pytest.mark.parametrize("size", [1000, 256 << 10, (256 << 10) + 1, 1 << 20])
-def test_a_copy_in_pieces_has_the_checksum_of_the_whole(size: int) -> None:
-    source = random.Random(size).randbytes(size)
-    into = bytearray(size)
-    assert _copied(memoryview(source), memoryview(into)) == checksum(source)
-    assert into == source

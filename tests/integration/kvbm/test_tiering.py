@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -480,7 +480,8 @@ async def test_a_pool_that_gives_way_keeps_what_it_has_below(stage: Stage) -> No
             return True
         return False
 
-    await eventually(attached)
+    condition: Callable[[], Any] = attached
+    await eventually(condition)
     assert disk.busy == 0, "nobody writes from memory that is gone"
     disk.open.set()
     await second.offload(names("c", 4))
@@ -626,3 +627,59 @@ async def test_leases_travel_down_and_come_back_up(stage: Stage) -> None:
     await evict_all(worker, running)
     await retain(BlockDirective(start=2, end=4, kind="pinned", ttl_s=60.0, tenant="t"))
     assert disk.held[key("a3")][0].directive.kind == "pinned", "what lies only below is asked for there"
+
+
+async def test_what_left_g2_before_the_store_had_it_goes_there_from_the_disk(stage: Stage) -> None:
+    running = await stage.kvbm("g3", "g4")
+    worker = await stage.worker()
+    disk, store = stage.tiers["g3"], stage.tiers["g4"]
+    store.open.clear()
+    await worker.offload(["x"])
+    await eventually(lambda: store.busy)
+    await worker.offload(names("a", 8))
+    await eventually(lambda: len(disk.held) == 9)
+    await evict_all(worker, running)
+    store.open.set()
+    await eventually(lambda: len(store.held) == 9)
+    assert running.service.metrics.value("write_through_missed_total", {"tier": "g4"}) == 0
+    app_of(running)
+
+
+async def test_the_time_that_blocks_spare_is_told_by_tier(stage: Stage) -> None:
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    await worker.offload(names("a", 4))
+    await eventually(lambda: len(stage.tiers["g3"].held) == 4)
+    await worker.onboard(names("a", 4))
+    metrics = running.service.metrics
+    # The worker by hand says that it computes one token per second; a block has 16.
+    assert metrics.value("saved_seconds_total", {"tier": "g2"}) == 64
+    await evict_all(worker, running)
+    assert len(await onboard(worker, names("a", 4))) == 4
+    assert metrics.value("saved_seconds_total", {"tier": "g3"}) == 64
+    assert metrics.value("saved_seconds_total", {"tier": "g2"}) == 64
+
+
+async def test_what_breaks_inside_a_move_costs_that_move_only(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    disk = stage.tiers["g3"]
+    app = app_of(running)
+
+    def no_memory(*_: Any) -> memoryview:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app._arenas, "view", no_memory)
+        await worker.offload(names("a", 4))
+        await eventually(lambda: app.tiers.edges[0].counters.failures)
+        assert await worker.offload(names("b", 4)) == 4
+    await worker.onboard(names("a", 4))
+    await eventually(lambda: all(key(name) in disk.held for name in names("a", 4)))
+    await evict_all(worker, running)
+    with monkeypatch.context() as patch:
+        patch.setattr(app._arenas, "view", no_memory)
+        assert (await bring(worker, names("a", 4))).slots == ()
+    assert running.service.metrics.value("load_failed_total", {"tier": "g2"}) == 1
+    assert await onboard(worker, names("a", 4)) == [content(name) for name in names("a", 4)]
+    app_of(running)

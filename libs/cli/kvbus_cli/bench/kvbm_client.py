@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-import xxhash
 
 from kvbus_runtime.service import Service, host
 from kvbus_runtime.settings import CommonSettings
-from kvbus_transfer import Arena, checksum
+from kvbus_transfer import Arena, checksum, copy_and_checksum
 from kvbus_wire.frontend import StepFrame
 from kvbus_wire.kvbm import (
     AttachedPool,
@@ -32,8 +31,6 @@ from kvbus_wire.worker import Accepted, BlockSnapshot, BlockSnapshotChunk, Done,
 
 BATCH_BLOCKS = 16
 """What a worker copies out before it hands it to its engine."""
-_PIECE_BYTES = 256 << 10
-"""What is copied and hashed at a time, so that the second pass finds it in the processor's cache."""
 
 
 class _Nobody:
@@ -153,12 +150,7 @@ class Mover:
 
     def _copy(self, slots: Sequence[tuple[int, int]]) -> None:
         for place, (index, expected) in enumerate(slots):
-            into, view, digest = self._into(place), self._view(index), xxhash.xxh3_64()
-            for at in range(0, self.block_bytes, _PIECE_BYTES):
-                piece = into[at : at + _PIECE_BYTES]
-                piece[:] = view[at : at + _PIECE_BYTES]
-                digest.update(piece)
-            if digest.intdigest() != expected:
+            if copy_and_checksum(self._view(index), self._into(place)) != expected:
                 raise RuntimeError("a block did not hold")
 
     def _into(self, place: int) -> memoryview:

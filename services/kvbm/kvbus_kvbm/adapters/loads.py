@@ -24,6 +24,7 @@ class LoadCounters(msgspec.Struct):
     no_room: int = 0
     late: int = 0
     refused: int = 0
+    failed: int = 0
 
 
 class Load:
@@ -74,6 +75,7 @@ class Loads:
         changed: Callable[[OpenPool], None],
         clock: Callable[[], float],
         spawn: Spawn,
+        log: Any,
     ) -> None:
         self._tiers = tiers
         self._arenas = arenas
@@ -81,6 +83,7 @@ class Loads:
         self._changed = changed
         self._clock = clock
         self._spawn = spawn
+        self._log = log
         self._readers = asyncio.Semaphore(limits.parallel)
         self._loads: dict[str, dict[bytes, Load]] = {}
         self._living: set[Load] = set()
@@ -198,6 +201,10 @@ class Loads:
                     pass
         except TimeoutError:
             self._counters_of("g2").late += 1
+        except Exception:
+            # Whatever it was, it is this load's: the worker computes.
+            self._counters_of("g2").failed += 1
+            self._log.exception("load_failed", pool=load.pool.pool_id, blocks=load.at)
         finally:
             load.over = True
             self._living.discard(load)
@@ -215,15 +222,15 @@ class Loads:
             load.advance(load.at + present)
             return True
         for edge in self._tiers.edges:
-            count = await self._reach(edge, load)
-            if count and await self._read(edge, load, min(count, self._limits.depth * self._chunk_blocks(pool))):
+            count = await self._reach(edge, load, self._limits.depth * self._chunk_blocks(pool))
+            if count and await self._read(edge, load, count):
                 return True
         return False
 
-    async def _reach(self, edge: Edge, load: Load) -> int:
-        """How many blocks from here on the tier probably has."""
+    async def _reach(self, edge: Edge, load: Load, limit: int) -> int:
+        """How many blocks from here on the tier probably has; no more than ``limit`` are looked at."""
         name, at = edge.tier.name, load.at
-        known = self._tiers.index(name, load.pool.spec).leading(load.keys[at:])
+        known = self._tiers.index(name, load.pool.spec).leading(load.keys[at : at + limit])
         if known or name == "g3":  # a disk has nothing but what it has told
             return known
         if load.has.get(name, 0) <= at and load.asked.get(name, 0) <= at:
@@ -231,7 +238,7 @@ class Loads:
             found = await self._tiers.leading(edge, load.pool.spec, load.keys[at:])
             load.has[name] = at + found
             load.stir()
-        return max(0, load.has.get(name, 0) - at)
+        return min(limit, max(0, load.has.get(name, 0) - at))
 
     async def _read(self, edge: Edge, load: Load, count: int) -> bool:
         """Read blocks into G2, some pieces at the same time. False: none came."""
@@ -262,6 +269,8 @@ class Loads:
             came = pool.pool.moves.fill(blocks, metas)
             self._changed(pool)
             self._tiers.lies_in(edge.tier.name, pool, [block.key for block in blocks[: len(metas)]])
+            for block in blocks[:came]:
+                block.source = edge.tier.name
             counters = self._counters_of(edge.tier.name)
             counters.blocks += came
             counters.bytes += came * pool.spec.block_bytes

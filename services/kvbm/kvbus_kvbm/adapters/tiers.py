@@ -16,6 +16,7 @@ from kvbus_kvbm.adapters.arenas import Arenas
 from kvbus_kvbm.core.block import Block, State
 from kvbus_kvbm.core.lower import BlockMeta, Changed, LowerTier
 from kvbus_kvbm.core.pools import OpenPool, Pools, PoolSpec
+from kvbus_kvbm.core.relay import bounce, relays, storable
 from kvbus_kvbm.core.tier_index import TierIndex
 from kvbus_kvbm.core.write_through import EdgePolicy, Pacer, TierLimits, WriteQueue
 from kvbus_wire.kv_events import KvEvent, Stored
@@ -255,7 +256,7 @@ class Tiers:
             pool = self._pools.lookup(taken[0])
             if pool is None:
                 continue
-            if not await self._write(edge, pool, taken[1]):
+            if not await self._guarded(edge, self._write(edge, pool, taken[1]), False):
                 edge.stuck = True
                 edge.quiet.set()
                 await asyncio.sleep(self._limits.retry_s)
@@ -271,6 +272,9 @@ class Tiers:
 
     async def _write(self, edge: Edge, pool: OpenPool, keys: Sequence[bytes]) -> bool:
         """False: the tier cannot be reached; the blocks wait on."""
+        gone = [key for key in keys if not pool.pool.moves.leading([key])]
+        if gone:
+            await self._relay(edge, pool.spec, gone)
         blocks, later = self._choose(edge, pool, keys)
         if not blocks:
             return True
@@ -293,14 +297,8 @@ class Tiers:
         # A lease that came meanwhile found the block neither here nor there.
         leased = [block for block, meta in zip(held, metas, strict=True) if block.directive != meta.directive]
         self.renew(pool.spec, [block.key for block in leased], [block.directive for block in leased])
-        size_bytes = sum(done) * pool.spec.block_bytes
-        edge.counters.written += sum(done)
-        edge.counters.written_bytes += size_bytes
-        edge.counters.write_s += self._clock() - started_s
-        edge.pacer.spent(size_bytes, self._clock())
-        doomed, edge.doomed = edge.doomed, set()
-        if doomed:
-            await self._guarded(edge, edge.tier.drop(pool.spec, [b.key for b in held if b.key in doomed]), 0)
+        self._count_written(edge, sum(done), sum(done) * pool.spec.block_bytes, started_s)
+        doomed = await self._bury(edge, pool.spec, [block.key for block in held])
         if not any(done) and not edge.tier.usage().available:
             edge.queue.put_back(pool.pool_id, [*(b.key for b in held if b.key not in doomed), *later])
             return False
@@ -311,6 +309,39 @@ class Tiers:
             edge.counters.refused += len(later)
         return True
 
+    async def _relay(self, edge: Edge, spec: PoolSpec, keys: Sequence[bytes]) -> None:
+        """These blocks have left G2: those that the tier above has are read there."""
+        place = self.edges.index(edge)
+        if not place or not edge.tier.usage().available:
+            return
+        upper = self.edges[place - 1]
+        limit = max(1, self._limits.batch_bytes // spec.block_bytes)
+        for chain in relays(keys, self.index(upper.tier.name, spec), self.index(edge.tier.name, spec), limit):
+            memory = bounce(spec, len(chain.keys))
+            edge.writing = set(chain.keys)
+            try:
+                metas = storable(await self.read(upper, spec, chain.keys, memory))
+                started_s = self._clock()
+                call = edge.tier.write(spec, metas, memory[: len(metas)])
+                done = await self._guarded(edge, call, [False] * len(metas))
+            finally:
+                edge.writing = set()
+            self._count_written(edge, sum(done), sum(done) * spec.block_bytes, started_s)
+            await self._bury(edge, spec, chain.keys)
+
+    async def _bury(self, edge: Edge, spec: PoolSpec, keys: Sequence[bytes]) -> set[bytes]:
+        """What was dropped while it was written is dropped again."""
+        doomed, edge.doomed = edge.doomed, set()
+        if doomed:
+            await self._guarded(edge, edge.tier.drop(spec, [key for key in keys if key in doomed]), 0)
+        return doomed
+
+    def _count_written(self, edge: Edge, blocks: int, size_bytes: int, started_s: float) -> None:
+        edge.counters.written += blocks
+        edge.counters.written_bytes += size_bytes
+        edge.counters.write_s += self._clock() - started_s
+        edge.pacer.spent(size_bytes, self._clock())
+
     def _choose(self, edge: Edge, pool: OpenPool, keys: Sequence[bytes]) -> tuple[list[Block], list[bytes]]:
         """The blocks to write, with those above them that the tier lacks; and keys for which this batch has no room."""
         index = self.index(edge.tier.name, pool.spec)
@@ -320,7 +351,7 @@ class Tiers:
             path: list[Block] = []
             block = pool.pool.find(key)
             if block is None or block.state is not State.PRESENT:
-                edge.counters.missed += 1
+                edge.counters.missed += key not in index
                 continue
             while block is not None and block.key != ROOT and block.key not in index and block.key not in chosen:
                 if edge.tier.name in block.below:
@@ -337,7 +368,7 @@ class Tiers:
         return list(chosen.values()), []
 
     async def _guarded(self, edge: Edge, call: Coroutine[Any, Any, Any], otherwise: Any) -> Any:
-        """A tier never raises; should it all the same, that must not end kvbm."""
+        """A tier never raises; should it all the same, or should there be no memory, that must not end kvbm."""
         try:
             return await call
         except Exception:

@@ -30,6 +30,7 @@ class Block:
         "parent",
         "pins",
         "slot",
+        "source",
         "state",
         "used",
         "uses",
@@ -53,6 +54,8 @@ class Block:
         self.directive = Directive()
         # Tiers that have it although they do not answer for it: another host has written it there.
         self.below: frozenset[str] = frozenset()
+        # The tier it was brought up from for its next reader.
+        self.source = "g2"
         self.children: set[Block] = set()
 
     @classmethod

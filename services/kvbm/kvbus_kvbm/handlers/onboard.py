@@ -1,10 +1,12 @@
 """PinBlocks: what is in G2 is pinned at once, what lies below is brought up meanwhile."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
+from kvbus_blocks.keys import KEY_BYTES
 from kvbus_kvbm.adapters.loads import Loads
 from kvbus_kvbm.core.pools import OpenPool, Pools
 from kvbus_wire.kvbm import PinBlocks, PinnedBlocks
@@ -12,7 +14,8 @@ from kvbus_wire.packing import unpack_keys
 
 
 class Onboarding:
-    """``changed`` and ``used``: see `handlers.blocks`. No request waits longer than ``max_wait_s``."""
+    """``changed`` and ``used``: see `handlers.blocks`. No request waits longer than ``max_wait_s``.
+    ``spared`` hears how many tokens of which tier an instance need not compute."""
 
     def __init__(
         self,
@@ -21,6 +24,7 @@ class Onboarding:
         *,
         changed: Callable[[OpenPool], None],
         used: Callable[[OpenPool, bytes], None],
+        spared: Callable[[str, str, int], None],
         max_wait_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -28,6 +32,7 @@ class Onboarding:
         self._loads = loads
         self._changed = changed
         self._used = used
+        self._spared = spared
         self._max_wait_s = max_wait_s
         self._clock = clock
 
@@ -54,7 +59,20 @@ class Onboarding:
     def _pin(self, request: PinBlocks) -> PinnedBlocks:
         pool = self._pools.get(request.pool_id)
         try:
-            return pool.pool.pin(request.instance_id, request.keys, self._clock())
+            pinned = pool.pool.pin(request.instance_id, request.keys, self._clock())
+            self._count(pool, request, len(pinned.slots))
+            return pinned
         finally:
             self._changed(pool)
             self._used(pool, request.keys)
+
+    def _count(self, pool: OpenPool, request: PinBlocks, blocks: int) -> None:
+        """What was brought up counts for the tier it came from, once."""
+        sources: Counter[str] = Counter()
+        for key in unpack_keys(request.keys[: blocks * KEY_BYTES]):
+            block = pool.pool.find(key)
+            if block is not None:
+                sources[block.source] += 1
+                block.source = "g2"
+        for tier, count in sources.items():
+            self._spared(request.instance_id, tier, count * pool.spec.block_size)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
-import xxhash
 
 from kvbus_blocks.keys import ROOT
 from kvbus_runtime.errors import RequestFailed
-from kvbus_transfer.arena import Arena, ArenaError, checksum
+from kvbus_transfer.arena import Arena, ArenaError, copy_and_checksum
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.kvbm import PinBlocks, PinnedBlocks, ReleaseLease, Slot
 from kvbus_wire.packing import TOKEN_BYTES, pack_keys
@@ -32,8 +31,6 @@ G2 = "g2"
 FAILURES = (RequestFailed, ArenaError, EngineError, IndexError)
 _ASK_AGAIN_S = 0.01
 """A kvbm that does not wait at all is not asked more often."""
-_PIECE_BYTES = 256 << 10
-"""What is copied and hashed at a time, so that the second pass finds it in the processor's cache."""
 Spawn = Callable[..., asyncio.Task[Any]]
 
 
@@ -241,20 +238,7 @@ def _copy_out(arena: Arena, slots: Sequence[Slot], block_bytes: int, into: memor
     copies: list[memoryview] = []
     for start, slot in zip(range(0, len(slots) * block_bytes, block_bytes), slots, strict=True):
         copy = into[start : start + block_bytes]
-        if _copied(arena.view(slot.index)[:block_bytes], copy) != slot.checksum:
+        if copy_and_checksum(arena.view(slot.index)[:block_bytes], copy) != slot.checksum:
             break
         copies.append(copy)
     return copies
-
-
-def _copied(source: memoryview, into: memoryview) -> int:
-    """The checksum of the copy."""
-    if len(source) <= _PIECE_BYTES:
-        into[:] = source
-        return checksum(into)
-    hashing = xxhash.xxh3_64()
-    for start in range(0, len(source), _PIECE_BYTES):
-        piece = into[start : start + _PIECE_BYTES]
-        piece[:] = source[start : start + _PIECE_BYTES]
-        hashing.update(piece)
-    return hashing.intdigest()

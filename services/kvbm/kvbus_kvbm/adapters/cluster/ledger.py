@@ -22,6 +22,9 @@ from kvbus_kvbm.core.spec import PoolSpec
 
 _MAX_PART_BYTES = 1 << 30
 
+Changes = dict[tuple[PoolSpec, bytes], ClusterBlock | None]
+"""None: the block is gone."""
+
 
 class Ledger:
     """``life``: larger than that of every earlier kvbm of this owner. ``unix_s``: what to add to times of our clock."""
@@ -49,7 +52,7 @@ class Ledger:
         self._number = 0
         self._names: list[str] = []
         self._records = 0
-        self._pending: dict[tuple[PoolSpec, bytes], ClusterBlock | None] = {}
+        self._pending: Changes = {}
 
     @property
     def pending(self) -> int:
@@ -102,7 +105,7 @@ class Ledger:
             return
         taken, self._pending = self._pending, {}
         try:
-            await self._write(self._as_part(taken, whole=False))
+            await self._write(taken, whole=False)
         except BaseException:
             self._pending = {**taken, **self._pending}
             raise
@@ -118,23 +121,23 @@ class Ledger:
         before = list(self._names)
         taken, self._pending = self._pending, {}
         try:
-            await self._write(self._as_part({(b.shelf.spec, b.key): b for b in blocks}, whole=True))
+            await self._write({(b.shelf.spec, b.key): b for b in blocks}, whole=True)
         except BaseException:
             self._pending = {**taken, **self._pending}
             raise
         await self._reaching.call("delete", lambda: self._store.delete(before))
         self._names = [name for name in self._names if name not in set(before)]
 
-    async def _write(self, part: LogPart) -> None:
-        data = await asyncio.to_thread(encode_log, part)
+    async def _write(self, changes: Changes, *, whole: bool) -> None:
+        # A hundred thousand records take a second. What a block says may change meanwhile: then it is pending again.
+        data = await asyncio.to_thread(lambda: encode_log(self._as_part(changes, whole=whole)))
         self._number += 1
         name = log_name(self._owner, self._life, self._number)
         await self._reaching.call("write", lambda: self._store.put(name, data))
         self._names.append(name)
-        size = sum(len(records.kept) + len(records.gone) for records in part.records)
-        self._records = size if part.whole else self._records + size
+        self._records = len(changes) if whole else self._records + len(changes)
 
-    def _as_part(self, changes: dict[tuple[PoolSpec, bytes], ClusterBlock | None], *, whole: bool) -> LogPart:
+    def _as_part(self, changes: Changes, *, whole: bool) -> LogPart:
         by_spec: dict[PoolSpec, SpecRecords] = {}
         for (spec, key), block in changes.items():
             records = by_spec.setdefault(spec, SpecRecords(spec, [], []))

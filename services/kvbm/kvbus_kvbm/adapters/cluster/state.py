@@ -1,5 +1,6 @@
 """What all parts of the tier in the cluster's store share: the index, the log, and what is to be deleted."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from kvbus_kvbm.core.lower import BlockMeta, Changed, TierCounters
 from kvbus_kvbm.core.spec import PoolSpec
 
 _DELETE_AT_ONCE = 1000
+_TAKE_OVER_AT_ONCE = 256
 
 
 class ClusterState:
@@ -120,17 +122,23 @@ class ClusterState:
         blocks += [block for block in self._doomed.values() if block is not None]
         await self.ledger.rewrite(blocks)
 
-    def take_over(self, recovered: list[tuple[PoolSpec, Kept]]) -> None:
-        """Blocks of an earlier life; parents before children."""
+    async def take_over(self, recovered: list[tuple[PoolSpec, Kept]]) -> None:
+        """Blocks of an earlier life; parents before children. In pieces: a store may be back while others are served."""
+        for start in range(0, len(recovered), _TAKE_OVER_AT_ONCE):
+            self._take_over(recovered[start : start + _TAKE_OVER_AT_ONCE])
+            self.publish()
+            await asyncio.sleep(0)
+        self.make_room(spare_pinned=False)
+
+    def _take_over(self, recovered: list[tuple[PoolSpec, Kept]]) -> None:
         now_s = self.clock()
         landed = []
         for spec, kept in recovered:
             known = self.index.find(spec, kept.key)
             if known is not None:
                 known.created = known.created or kept.created
-            else:
-                directive = shifted(kept.directive, -self.unix_s)
-                meta = BlockMeta(kept.key, kept.parent, kept.depth, kept.checksum, directive)
-                landed.append(self.index.insert(spec, meta, now_s, created=kept.created))
+                continue
+            directive = shifted(kept.directive, -self.unix_s)
+            meta = BlockMeta(kept.key, kept.parent, kept.depth, kept.checksum, directive)
+            landed.append(self.index.insert(spec, meta, now_s, created=kept.created))
         self.index.landed(landed)
-        self.make_room(spare_pinned=False)

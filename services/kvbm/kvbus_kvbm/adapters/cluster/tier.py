@@ -194,7 +194,7 @@ class ClusterTier:
             keys = [kept.key for of, kept in unsure if of == spec]
             there = await self._reads.are_there(spec, keys)
             missing |= {(spec, key) for key, is_there in zip(keys, there, strict=True) if not is_there}
-        state.take_over([(spec, kept) for spec, kept in blocks if (spec, kept.key) not in missing])
+        await state.take_over([(spec, kept) for spec, kept in blocks if (spec, kept.key) not in missing])
         self._is_recovered = True
         state.publish()
         await state.rewrite_log()
