@@ -66,6 +66,7 @@ class KvbmApp:
             changed=self._changed,
             clock=self._clock,
             spawn=service.spawn,
+            log=service.log,
         )
         self._saved_s = service.metrics.counter(
             "saved_seconds", "seconds of computing that blocks of a tier spared, at the reader's own rate", ("tier",)

@@ -658,3 +658,28 @@ async def test_the_time_that_blocks_spare_is_told_by_tier(stage: Stage) -> None:
     assert len(await onboard(worker, names("a", 4))) == 4
     assert metrics.value("saved_seconds_total", {"tier": "g3"}) == 64
     assert metrics.value("saved_seconds_total", {"tier": "g2"}) == 64
+
+
+async def test_what_breaks_inside_a_move_costs_that_move_only(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    disk = stage.tiers["g3"]
+    app = app_of(running)
+
+    def no_memory(*_: Any) -> memoryview:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app._arenas, "view", no_memory)
+        await worker.offload(names("a", 4))
+        await eventually(lambda: app.tiers.edges[0].counters.failures)
+        assert await worker.offload(names("b", 4)) == 4
+    await worker.onboard(names("a", 4))
+    await eventually(lambda: all(key(name) in disk.held for name in names("a", 4)))
+    await evict_all(worker, running)
+    with monkeypatch.context() as patch:
+        patch.setattr(app._arenas, "view", no_memory)
+        assert (await bring(worker, names("a", 4))).slots == ()
+    assert running.service.metrics.value("load_failed_total", {"tier": "g2"}) == 1
+    assert await onboard(worker, names("a", 4)) == [content(name) for name in names("a", 4)]
+    app_of(running)

@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures there")
     parser.add_argument("--block-bytes", type=int, default=2 << 20, help="size of a block (2 MiB)")
     parser.add_argument("--blocks", type=int, default=128, help="blocks that are moved in a round (128)")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of each rate (10)")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of each rate (40)")
     parser.add_argument("--g3-dir", default="", metavar="DIR", help="a folder on the disk to measure (a temporary one)")
     parser.add_argument("--model", default="", help=f"model folder for decoding; default: {DEFAULT_MODEL}")
     parser.add_argument("--no-decode", action="store_true", help="only the rates")

@@ -24,6 +24,7 @@ class LoadCounters(msgspec.Struct):
     no_room: int = 0
     late: int = 0
     refused: int = 0
+    failed: int = 0
 
 
 class Load:
@@ -74,6 +75,7 @@ class Loads:
         changed: Callable[[OpenPool], None],
         clock: Callable[[], float],
         spawn: Spawn,
+        log: Any,
     ) -> None:
         self._tiers = tiers
         self._arenas = arenas
@@ -81,6 +83,7 @@ class Loads:
         self._changed = changed
         self._clock = clock
         self._spawn = spawn
+        self._log = log
         self._readers = asyncio.Semaphore(limits.parallel)
         self._loads: dict[str, dict[bytes, Load]] = {}
         self._living: set[Load] = set()
@@ -198,6 +201,10 @@ class Loads:
                     pass
         except TimeoutError:
             self._counters_of("g2").late += 1
+        except Exception:
+            # Whatever it was, it is this load's: the worker computes.
+            self._counters_of("g2").failed += 1
+            self._log.exception("load_failed", pool=load.pool.pool_id, blocks=load.at)
         finally:
             load.over = True
             self._living.discard(load)

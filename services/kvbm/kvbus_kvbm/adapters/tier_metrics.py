@@ -31,6 +31,7 @@ _LOAD_COUNTERS = {
     "seconds": "seconds that bringing up took",
     "no_room": "times that nothing in G2 could give way to what was to be brought up",
     "late": "loads that reached their deadline",
+    "failed": "loads that an error ended",
     "refused": "loads refused since too many were under way",
 }
 

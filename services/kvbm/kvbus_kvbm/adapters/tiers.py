@@ -256,7 +256,7 @@ class Tiers:
             pool = self._pools.lookup(taken[0])
             if pool is None:
                 continue
-            if not await self._write(edge, pool, taken[1]):
+            if not await self._guarded(edge, self._write(edge, pool, taken[1]), False):
                 edge.stuck = True
                 edge.quiet.set()
                 await asyncio.sleep(self._limits.retry_s)
@@ -368,7 +368,7 @@ class Tiers:
         return list(chosen.values()), []
 
     async def _guarded(self, edge: Edge, call: Coroutine[Any, Any, Any], otherwise: Any) -> Any:
-        """A tier never raises; should it all the same, that must not end kvbm."""
+        """A tier never raises; should it all the same, or should there be no memory, that must not end kvbm."""
         try:
             return await call
         except Exception:
