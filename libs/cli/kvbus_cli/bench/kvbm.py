@@ -10,7 +10,7 @@ All of one run, on the machine at hand. Fields of the JSON file:
     g3_of_disk               g3_bytes_per_s / disk_bytes_per_s
     decode                   null with --no-decode; else rounds, requests, tokens of each, tokens_per_s with and without
                              write-through, cost (1 - the mean ratio of a pair of rounds) and its standard error
-    within                   g2_of_memcpy and g3_of_disk at least 0.7, and a decode cost of at most 0.03 (plus its error), known to 0.01
+    within                   both shares at least 0.7, and a decode cost of at most 0.03 (plus its error), known to 0.01
 """
 
 import argparse
