@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         "--retention",
         action="append",
         choices=RETENTIONS,
-        help="what callers say of their blocks: on: prompts are pinned for 5 minutes, sub-agents ephemeral, ended sessions "
+        help="what callers say of their blocks: on: prompts are pinned for 5 minutes, what ended sessions held is "
         "dropped; off: nothing; lru: nothing, and the least recently used go first; may be given several times (default: off)",
     )
     parser.add_argument(

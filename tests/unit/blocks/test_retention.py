@@ -171,7 +171,7 @@ def test_value_counts_priority_reuse_and_depth() -> None:
     room.add("c", depth=2048)
     room.add("d", DEVALUED)
     room.add("e")
-    assert room.evict_all() == "deabc"
+    assert room.evict_all() == "debac"
 
 
 def test_equal_blocks_go_by_their_last_use() -> None:

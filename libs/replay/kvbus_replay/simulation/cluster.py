@@ -204,7 +204,9 @@ class Cluster:
         if self.retention == "on":
             prompt_blocks = running.call.prompt_tokens // self._size
             said = self._hints.said(running.call, prompt_blocks, self.clock.now)
-            self._sessions.served(running.call.session_id, worker)
+            session_id = running.call.session_id
+            self._drop(session_id, self._sessions.replaced(session_id, running.keys, self._hints.head(session_id)))
+            self._sessions.served(session_id, worker)
         self.clock.after(self._shape.hop_s, partial(worker.accept, running.call, running.keys, said))
 
     def _refused(self, running: Running, reply: ErrorReply) -> None:
@@ -279,8 +281,8 @@ class Cluster:
         self._over(ended.request_id)
 
     def _drop(self, session_id: str, keys: list[bytes]) -> None:
-        """A session has ended: nobody asks for its own blocks any more."""
-        workers = self._sessions.workers(session_id)
+        """A session has ended, or has replaced its history: nobody asks for these blocks any more."""
+        workers = self._sessions.workers(session_id) if keys else []
         for worker in workers:
             worker.drop(keys)
         for host in {id(worker.tier): worker.tier for worker in workers}.values():

@@ -40,10 +40,6 @@ class Hints:
 
     def said(self, call: Call, prompt_blocks: int, now_s: float) -> tuple[DirectiveRun, ...]:
         head = min(self.head(call.session_id), prompt_blocks)
-        system = DirectiveRun(0, head, Directive("normal", HEAD_PRIORITY, None, call.tenant))
-        if call.parent_session_id is not None:
-            rest = DirectiveRun(head, None, Directive("ephemeral", 0, None, call.tenant))
-            return (system, rest) if head else (rest,)
         lease = Directive("pinned", 0, now_s + LEASE_S, call.tenant)
         pinned = Directive("pinned", HEAD_PRIORITY, now_s + LEASE_S, call.tenant)
         runs = (DirectiveRun(0, head, pinned), DirectiveRun(head, prompt_blocks, lease))

@@ -9,6 +9,7 @@ class OpenSessions:
     def __init__(self) -> None:
         self.peak_tokens = 0
         self._tokens: dict[str, int] = {}
+        self._chains: dict[str, list[bytes]] = {}
         self._workers: dict[str, dict[str, SimulatedWorker]] = {}
         self._total = 0
 
@@ -26,6 +27,14 @@ class OpenSessions:
     def workers(self, session_id: str) -> list[SimulatedWorker]:
         return list(self._workers.get(session_id, {}).values())
 
+    def replaced(self, session_id: str, keys: list[bytes], head: int) -> list[bytes]:
+        """It goes on with this chain. The blocks behind its head that it had before, when it has nothing in common with them."""
+        before = self._chains.get(session_id, [])
+        self._chains[session_id] = keys
+        condensed = len(before) > head and (len(keys) <= head or keys[head] != before[head])
+        return before[head:] if condensed else []
+
     def ended(self, session_id: str) -> None:
         self._total -= self._tokens.pop(session_id, 0)
         self._workers.pop(session_id, None)
+        self._chains.pop(session_id, None)

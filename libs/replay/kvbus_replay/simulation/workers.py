@@ -127,6 +127,9 @@ class SimulatedWorker:
         self._fetching -= 1
         tokens = blocks * self.scheduler.limits.block_size
         self._rates.observe(TIER, tokens, self._clock.now - asked_s)
+        if said:
+            # Or what was just brought in would be the first to go until the call is admitted.
+            self.scheduler.cache.touch(keys[: (call.prompt_tokens - 1) // self.scheduler.limits.block_size], Said(said))
         self._announce(self.scheduler.cache.take_events())
         self._submit(call, keys, said, onboarded_tokens=tokens)
 
