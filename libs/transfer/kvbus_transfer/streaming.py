@@ -1,4 +1,4 @@
-"""A copy that writes past the caches, compiled at start where llvmlite is there (extra `index`).
+"""A copy that writes past the caches, compiled when it is first needed, where llvmlite is there (extra `index`).
 
 Blocks are larger than caches and are not read again by the core that copies them. memcpy first reads what it overwrites and
 throws out of the cache what others need there; stores past the cache do neither, which made a 2 MiB copy a quarter faster.

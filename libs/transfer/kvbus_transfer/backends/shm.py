@@ -9,7 +9,7 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,10 @@ class ShmBackend:
         self._files: dict[int, bytes] = {}
         self._mappings: dict[bytes, _Mapping] = {}
         self._of_peer: dict[tuple[str, int], set[bytes]] = {}
-        self._copy: Callable[[Pieces], None] = copy_pieces
+        self._streaming: Future[Callable[[Pieces], None]] | None = None
         self._threads = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="kvbus-copy")
 
     async def start(self) -> bytes:
-        self._copy = await asyncio.to_thread(fastest_copy)
         return msgspec.msgpack.encode(SharedFile.of(self._leases))
 
     async def stop(self) -> None:
@@ -139,7 +138,7 @@ class ShmBackend:
             (address_of(target), source + offset, length)
             for target, (offset, length) in zip(job.targets, job.segments, strict=True)
         ]
-        copy = self._copy if job.size_bytes >= _STREAM_BYTES else copy_pieces
+        copy = self._large_copy() if job.size_bytes >= _STREAM_BYTES else copy_pieces
         if job.size_bytes <= self._limits.inline_copy_bytes:
             copy(pieces)
         else:
@@ -162,6 +161,12 @@ class ShmBackend:
                 del self._mappings[next(iter(self._mappings))]
         self._mappings[encoded] = known
         return known
+
+    def _large_copy(self) -> Callable[[Pieces], None]:
+        """Compiled once a large read asks for it, which goes on with memcpy: LLVM takes memory that only readers should pay."""
+        if self._streaming is None:
+            self._streaming = self._threads.submit(fastest_copy)
+        return self._streaming.result() if self._streaming.done() else copy_pieces
 
     async def _copy_in_thread(self, copy: Callable[[Pieces], None], pieces: Pieces) -> None:
         copying = asyncio.get_running_loop().run_in_executor(self._threads, copy, pieces)
