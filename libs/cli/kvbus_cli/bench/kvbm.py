@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from kvbus_cli.bench.kvbm_client import Decoder, Mover, on_the_bus
-from kvbus_cli.bench.starting import start_in_order
+from kvbus_cli.bench.starting import run_with_services, start_in_order
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_model
 from kvbus_cli.up.embedded_nats import start_nats
 from kvbus_cli.up.plan import STOP_ORDER, ProcessSpec
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
             tokens=arguments.tokens,
         )
         with tempfile.TemporaryDirectory(prefix="kvbus-bench-", dir=options.g3_dir or None) as folder:
-            figures = asyncio.run(measure(Path(folder), options))
+            figures = run_with_services(measure(Path(folder), options))
     except (ChildProcessError, NatsServerNotFound, TimeoutError, RequestFailed, RuntimeError, OSError) as error:
         print(f"kvbus bench kvbm: {error}", file=sys.stderr)
         return 1
