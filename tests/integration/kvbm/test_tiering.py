@@ -182,12 +182,13 @@ def app_of(running: RunningService[KvbmSettings]) -> KvbmApp:
     return running.app
 
 
-async def bring(worker: ByHand, names: Sequence[str], wait_s: float = 5.0) -> PinnedBlocks:
+async def bring(worker: ByHand, names: Sequence[str], wait_s: float = 5.0, tiers: tuple[str, ...] = ()) -> PinnedBlocks:
     request = PinBlocks(
         pool_id=worker.pool_id,
         instance_id=worker.service.instance_id,
         keys=pack_keys(map(key, names)),
         wait_s=wait_s,
+        tiers=tiers,
     )
     pinned: PinnedBlocks = await worker.ask(request, PinnedBlocks)
     return pinned
@@ -247,6 +248,55 @@ async def test_what_the_disk_lacks_is_read_from_the_store_of_the_cluster(stage: 
     assert sum(map(len, stage.tiers["g4"].reads)) == 3
     await eventually(lambda: len(stage.tiers["g3"].held) == 8, what="what came from the store on the disk")
     app_of(running)
+
+
+async def test_a_reader_hears_where_its_blocks_came_from(stage: Stage) -> None:
+    running = await stage.kvbm("g3", "g4")
+    worker, other = await stage.worker(), await stage.worker("worker-b")
+    chain = names("a", 8)
+    await worker.offload(chain)
+    assert (await bring(worker, chain)).brought == {}, "they are in G2"
+    await eventually(lambda: all(len(tier.held) == 8 for tier in stage.tiers.values()))
+    spec = next(iter(app_of(running).pools)).spec
+    await stage.tiers["g3"].drop(spec, [key(name) for name in chain[5:]])
+    await evict_all(worker, running)
+    store = stage.tiers["g4"]
+    store.open.clear()
+    first = await bring(worker, chain, wait_s=600)
+    assert (len(first.slots), first.brought, first.coming) == (5, {"g3": 5}, 3)
+    late = await bring(worker, chain[5:], wait_s=0.05)
+    assert (late.slots, late.coming, late.awaits) == ((), 3, "g4")
+    store.open.set()
+    rest = await bring(worker, chain[5:], wait_s=600)
+    assert (len(rest.slots), rest.brought, rest.awaits) == (3, {"g4": 3}, "")
+    assert (await bring(other, chain, wait_s=600)).brought == {}, "now they are in G2"
+
+
+async def test_a_tier_that_its_reader_does_not_want_is_not_read(stage: Stage) -> None:
+    running = await stage.kvbm("g3", "g4")
+    worker, other = await stage.worker(), await stage.worker("worker-b")
+    chain = names("a", 8)
+    await worker.offload(chain)
+    await eventually(lambda: all(len(tier.held) == 8 for tier in stage.tiers.values()))
+    spec = next(iter(app_of(running).pools)).spec
+    await stage.tiers["g3"].drop(spec, [key(name) for name in chain[5:]])
+    await evict_all(worker, running)
+    assert len((await bring(worker, chain, wait_s=600, tiers=("g3",))).slots) == 5
+    nothing = await bring(worker, chain[5:], wait_s=600, tiers=("g3",))
+    assert (nothing.slots, nothing.coming) == ((), 0)
+    assert stage.tiers["g4"].reads == []
+    assert (await bring(worker, chain[5:], wait_s=600, tiers=("g5",))).coming == 0, "there is no such tier"
+    await evict_all(worker, running)
+    disk = stage.tiers["g3"]
+    disk.open.clear()
+    narrow = asyncio.ensure_future(bring(worker, chain, wait_s=600, tiers=("g3",)))
+    await eventually(lambda: len(disk.reads) > 1, what="a load from the disk alone")
+    wide = asyncio.ensure_future(bring(other, chain[:1], wait_s=600))
+    loads = app_of(running).loads
+    await eventually(lambda: [load.tiers for load in loads._living] == [frozenset()], what="both readers of one load")
+    disk.open.set()
+    await asyncio.gather(narrow, wide)
+    await eventually(lambda: len(stage.tiers["g4"].reads) > 0, what="what the other one wants, too")
 
 
 async def test_blocks_of_other_hosts_are_found_in_the_store(stage: Stage) -> None:

@@ -11,7 +11,7 @@ from kvbus_runtime.errors import RequestFailed
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.kvbm import RetainBlocks, Retained
 from kvbus_wire.packing import pack_keys
-from kvbus_worker.adapters.kvbm_link import KvbmLink, Pool
+from kvbus_worker.adapters.kvbm_link import KvbmLink
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.adapters.onboarding import FAILURES, Onboarding, OnboardLimits, Spawn
 from kvbus_worker.adapters.scratch import Scratch
@@ -22,7 +22,7 @@ from kvbus_worker.core.patience import LowerTiers, Patience
 from kvbus_worker.core.retention import on_the_wire
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import BlockEvent, DirectiveRun, Engine
-from kvbus_worker.engines.said import Said
+from kvbus_worker.engines.said import NOTHING_SAID, Said
 
 
 class KvbmLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,57 +97,63 @@ class Kvbm:
             return False
         return True
 
-    async def onboard(self, keys: Sequence[bytes], packed: bytes) -> int:
+    async def onboard(self, keys: Sequence[bytes], packed: bytes, said: Said = NOTHING_SAID) -> int:
         """Bring the blocks that kvbm has beyond G1's into G1, as long as that is sooner than computing them; how many tokens they
-        hold. ``packed``: the tokens of the chain."""
+        hold. ``packed``: the tokens of the chain, of whose blocks this is ``said``."""
+        if self._onboarding >= self._limits.onboard_parallel:  # others have begun since `can_onboard`
+            self._metrics.kvbm_skipped.inc()
+            return 0
         now = asyncio.get_running_loop().time()
         prefill = max(self._engine.load().prefill_tokens_per_s, 1.0)
         timeout_s = self._limits.onboard_timeout_s
         self._onboarding += 1
         try:
-            return await self._bring(keys, packed, Patience(now + timeout_s, prefill), timeout_s, prefill)
+            return await self._bring(keys, packed, said, Patience(now + timeout_s, prefill), timeout_s, prefill)
         finally:
             self._onboarding -= 1
 
-    async def prefetch(self, keys: Sequence[bytes], packed: bytes, within_s: float) -> int:
+    async def prefetch(self, keys: Sequence[bytes], packed: bytes, within_s: float, said: Said = NOTHING_SAID) -> int:
         """As `onboard`, but nobody would compute them instead."""
         deadline = asyncio.get_running_loop().time() + within_s
-        return await self._bring(keys, packed, Patience(deadline), within_s, 0.0)
+        return await self._bring(keys, packed, said, Patience(deadline), within_s, 0.0)
 
     async def _bring(
-        self, keys: Sequence[bytes], packed: bytes, patience: Patience, timeout_s: float, prefill: float
+        self, keys: Sequence[bytes], packed: bytes, said: Said, patience: Patience, timeout_s: float, prefill: float
     ) -> int:
-        pool = self._link.pool
+        pool, loop = self._link.pool, asyncio.get_running_loop()
         if pool is None:
             return 0
+        missing = (len(keys) - self._engine.cached_blocks(keys)) * self._block_size
         onboarding = Onboarding(
             self._engine,
             self._link,
             pool,
-            OnboardLimits(batch_blocks=self._batch_blocks, max_blocks=self._limits.onboard_max_blocks),
-            self.rates,
+            OnboardLimits(batch_blocks=self._batch_blocks, max_blocks=self._limits.max_keys),
+            self._lower,
             self._importing,
             self._scratch,
             keys,
             packed,
+            said,
             spawn=self._spawn,
             metrics=self._metrics,
         )
         try:
             async with asyncio.timeout(timeout_s):
-                await onboarding.bring(patience, self._tier_below(pool, prefill))
+                await onboarding.bring(
+                    patience, self._lower.worth_asking(pool.lower_tiers, missing, prefill, loop.time())
+                )
         except TimeoutError:
-            if prefill:
+            if prefill and not onboarding.waits:
                 self._link.failed("onboard", RequestFailed.of(ErrorCode.DEADLINE_EXCEEDED, "onboarding took too long"))
-            else:  # whoever asked for a prefetch chose how long it may take
-                self._metrics.kvbm_failures.labels("prefetch", str(ErrorCode.DEADLINE_EXCEEDED)).inc()
+            else:  # a slow tier says nothing of G2; and whoever asked for a prefetch chose how long it may take
+                operation = "onboard" if prefill else "prefetch"
+                self._metrics.kvbm_failures.labels(operation, str(ErrorCode.DEADLINE_EXCEEDED)).inc()
         except FAILURES as error:
             self._link.failed("onboard", error)
+        if prefill and onboarding.awaited:
+            self._lower.came_too_late(onboarding.awaited, missing / prefill, loop.time())
         return onboarding.blocks * self._block_size
-
-    def _tier_below(self, pool: Pool, prefill: float) -> str:
-        tier, now = pool.lower_tier, asyncio.get_running_loop().time()
-        return tier if tier and self._lower.are_worth_it(tier, prefill, now) else ""
 
     async def retain(self, keys: Sequence[bytes], runs: Sequence[DirectiveRun]) -> frozenset[bytes] | None:
         """Tell kvbm what is said of the blocks of a chain; the keys that it does not pin though they are to be, or None when it did

@@ -10,6 +10,7 @@ from kvbus_worker.core.admission import ModelLimits, PrefixGone, resolve
 from kvbus_worker.core.retention import block_runs
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import Engine
+from kvbus_worker.engines.said import Said
 
 
 class PrefetchHandler:
@@ -52,7 +53,7 @@ class PrefetchHandler:
             outcome = "brought"
             self._running += 1
             try:
-                onboarded = await self._kvbm.prefetch(prompt.keys, prompt.packed, within_s)
+                onboarded = await self._kvbm.prefetch(prompt.keys, prompt.packed, within_s, Said(runs))
             finally:
                 self._running -= 1
         # They are as recent as if they had been used, so that they are still there when they are.
