@@ -136,6 +136,16 @@ class BlockCache:
             self._order.use(run)
             run = run.parent
 
+    def let_go(self, keys: Sequence[bytes]) -> None:
+        """Give up the references to a chain from the root that was only looked at: nothing of it has been used."""
+        self._let_go(self._runs[keys[-1]] if keys else None)
+
+    def _let_go(self, run: _Run | None) -> None:
+        while run is not None:
+            self._unreference(run)
+            self._order.offer(run)
+            run = run.parent
+
     def _unreference(self, run: _Run) -> None:
         run.users -= 1
         if not run.users:
@@ -213,10 +223,7 @@ class BlockCache:
             while run is not held and run is not None:
                 self._order.use(run)
                 run = run.parent
-        while held is not None:  # that was no use
-            self._unreference(held)
-            self._order.offer(held)
-            held = held.parent
+        self._let_go(held)
         return end
 
     def drop(self, keys: Collection[bytes]) -> int:
