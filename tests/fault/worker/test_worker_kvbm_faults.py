@@ -163,7 +163,7 @@ async def test_too_many_onboardings_at_once_recompute(pair: tuple[Client, FakeKv
     await eventually(lambda: client.link.pool is not None, what="an attached kvbm")
     first = asyncio.create_task(client.onboard())
     await eventually(lambda: "PinBlocks" in fake.calls, what="the first onboarding")
-    assert not client.kvbm.can_onboard(KEYS)
+    assert not client.kvbm.can_onboard([key[::-1] for key in KEYS])
     assert client.metric("kvbm_onboard_skipped_total") == 1
     assert await first == 0
 
@@ -175,10 +175,57 @@ async def test_onboardings_that_begin_at_the_same_time_are_no_more_than_the_limi
     await offloaded(client, fake)
     client.lose_all()
     await eventually(lambda: client.link.pool is not None, what="an attached kvbm")
-    assert all(client.kvbm.can_onboard(KEYS) for _ in range(3)), "none has begun"
-    brought = await asyncio.gather(*(client.kvbm.onboard(KEYS, pack_tokens(TOKENS)) for _ in range(3)))
-    assert sorted(brought) == [0, 0, len(KEYS) * BLOCK]
+    chains = [KEYS, [key[::-1] for key in KEYS], [key[1:] + key[:1] for key in KEYS]]
+    assert all(client.kvbm.can_onboard(keys) for keys in chains), "none has begun"
+    brought = await asyncio.gather(*(client.kvbm.onboard(keys, pack_tokens(TOKENS)) for keys in chains))
+    assert brought == [len(KEYS) * BLOCK, 0, 0]
     assert client.metric("kvbm_onboard_skipped_total") == 2
+    assert len(client.kvbm._coming) == 0
+
+
+async def test_requests_for_the_same_blocks_wait_for_one_onboarding(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await offloaded(client, fake)
+    client.lose_all()
+    client.slow_prefill()
+    await eventually(lambda: client.link.pool is not None, what="an attached kvbm")
+    part = KEYS[: len(KEYS) // 2]
+    brought = await asyncio.gather(
+        client.kvbm.onboard(KEYS, pack_tokens(TOKENS)),
+        *(client.kvbm.onboard(keys, pack_tokens(TOKENS)) for keys in (KEYS, part, KEYS)),
+        client.kvbm.prefetch(KEYS, pack_tokens(TOKENS), 10.0),
+    )
+    assert brought == [len(KEYS) * BLOCK, 0, 0, 0, 0]
+    assert client.engine.cached_blocks(KEYS) == len(KEYS)
+    assert fake.calls.count("PinBlocks") == 1
+    assert client.metric("kvbm_onboard_skipped_total") == 0
+
+
+async def test_who_waited_for_an_onboarding_that_failed_tries_itself(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await offloaded(client, fake)
+    client.lose_all()
+    client.slow_prefill()
+    await eventually(lambda: client.link.pool is not None, what="an attached kvbm")
+    fake.spoil(KEYS[4])
+    brought = await asyncio.gather(*(client.kvbm.onboard(KEYS, pack_tokens(TOKENS)) for _ in range(2)))
+    assert brought == [4 * BLOCK, 0]
+    assert fake.calls.count("PinBlocks") == 2
+    assert len(client.kvbm._coming) == 0
+
+
+async def test_nobody_waits_for_others_longer_than_computing_takes(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await offloaded(client, fake)
+    client.lose_all()
+    fake.hang.add("PinBlocks")
+    await eventually(lambda: client.link.pool is not None, what="an attached kvbm")
+    first = asyncio.create_task(client.onboard())
+    await eventually(lambda: "PinBlocks" in fake.calls, what="the first onboarding")
+    assert client.kvbm.can_onboard(KEYS), "it would wait for the first one"
+    assert await client.kvbm.onboard(KEYS, pack_tokens(TOKENS)) == 0
+    assert not first.done()
+    assert await first == 0
 
 
 async def test_write_through_goes_on_after_somebody_elses_failure(pair: tuple[Client, FakeKvbm]) -> None:

@@ -80,12 +80,13 @@ class _Ahead:
 
 
 class Onboarding:
-    """Brings the blocks of one chain: ``keys`` from the root on, ``packed`` their tokens. Used once."""
+    """Brings the blocks of one chain: ``keys`` from the root on, ``packed`` their tokens. Used once. ``came`` hears which are in
+    G1."""
 
     def __init__(
         self, engine: Engine, link: KvbmLink, pool: Pool, limits: OnboardLimits, tiers: LowerTiers,
-        importing: set[bytes], scratch: Scratch, keys: Sequence[bytes], packed: bytes, said: Said, *, spawn: Spawn,
-        metrics: WorkerMetrics,
+        importing: set[bytes], scratch: Scratch, keys: Sequence[bytes], packed: bytes, said: Said, *,
+        came: Callable[[Sequence[bytes]], None], spawn: Spawn, metrics: WorkerMetrics,
     ) -> None:  # fmt: skip
         self._engine = engine
         self._link = link
@@ -97,6 +98,7 @@ class Onboarding:
         self._keys = keys
         self._packed = packed
         self._said = said
+        self._came = came
         self._spawn = spawn
         self._metrics = metrics
         self._block_bytes = engine.info.block_bytes
@@ -248,7 +250,9 @@ class Onboarding:
         parent = self._keys[first - 1] if first else ROOT
         tokens = [self._packed[i * size : (i + 1) * size] for i in range(first, end)]
         said = self._said.of(first, end)
-        return await self._engine.import_blocks(parent, self._keys[first:end], tokens, data, said)
+        count = await self._engine.import_blocks(parent, self._keys[first:end], tokens, data, said)
+        self._came(self._keys[first : first + count])
+        return count
 
     async def _release(self, run: _Run) -> None:
         try:
