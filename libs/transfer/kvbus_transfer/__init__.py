@@ -26,6 +26,7 @@ from kvbus_transfer.errors import (
     TransferTimeout,
 )
 from kvbus_transfer.grants import AgentInfo
+from kvbus_transfer.host_memory import host_memory
 from kvbus_transfer.layout import KvLayout, LayoutMismatch, Relayout, fingerprint, why_not
 from kvbus_transfer.leases import LeaseEnd
 from kvbus_transfer.limits import TransferLimits
@@ -64,6 +65,7 @@ __all__ = [
     "checksum",
     "copy_and_checksum",
     "fingerprint",
+    "host_memory",
     "remove_stale",
     "why_not",
 ]

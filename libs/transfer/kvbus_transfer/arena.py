@@ -22,6 +22,8 @@ from types import TracebackType
 
 import xxhash
 
+from kvbus_transfer.host_memory import ask_for_huge_pages
+
 # How often a creator tries again when `remove_stale` of another process took the new file before it was locked.
 _CREATE_ATTEMPTS = 16
 _PIECE_BYTES = 1 << 20
@@ -114,6 +116,7 @@ class Arena:
             os.fchmod(fd, 0o600 if group is None else 0o660)
             os.posix_fallocate(fd, 0, size_bytes)
             memory = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            ask_for_huge_pages(memory)
         except OSError as error:
             path.unlink(missing_ok=True)
             os.close(fd)
