@@ -169,11 +169,12 @@ class _Services:
         self._free_port = free_port_picker(random.Random())
 
     def kvbm(self) -> ProcessSpec:
-        # G2 holds the blocks of a round and a half: the next chain drives the one before out.
+        # One half is for the pool of the rates, which holds little more than a chain: the next chain drives the one before out.
+        # The pool of the worker that decodes has half of the rest.
         size = self._options.blocks * self._options.block_bytes
-        arguments = ["--g2-bytes", str(size * 3 // 2 + (256 << 20 if self._options.model else 0))]
+        arguments = ["--g2-bytes", str(2 * (size * 9 // 8)), "--pool-share", "0.5"]
         arguments += ["--g3-dir", str(self._folder / "g3"), "--g3-bytes", str(8 * size + (1 << 30))]
-        return self._spec("kvbm", "kvbm", [*arguments, "--pool-share", "1.0" if not self._options.model else "0.8"])
+        return self._spec("kvbm", "kvbm", arguments)
 
     def worker(self, name: str, *, kvbm: bool) -> ProcessSpec:
         arguments = ["--engine", "torch", "--model", self._options.model, "--served-model-name", "bench-model"]
@@ -208,8 +209,12 @@ async def _host_memory(mover: Mover, options: Options) -> tuple[float, float]:
 
 
 async def _disk(mover: Mover, folder: Path, options: Options) -> tuple[float, float]:
-    """Bytes per second of a plain sequential read and of onboarding from G3. Two chains drive each other out of G2."""
+    """Bytes per second of a plain sequential read and of onboarding from G3. Two chains drive each other out of G2, where the
+    slots that one chain does not need may still hold some of the other: these are not counted."""
     size = options.blocks * options.block_bytes
+    left_in_g2 = mover.pool.slots - options.blocks
+    if left_in_g2 >= options.blocks:
+        raise RuntimeError(f"the pool of {mover.pool.slots} slots holds two chains of {options.blocks} blocks")
     chains = [[os.urandom(16) for _ in range(options.blocks)] for _ in range(2)]
     for i, chain in enumerate(chains):
         await mover.offload(chain)
@@ -222,7 +227,7 @@ async def _disk(mover: Mover, folder: Path, options: Options) -> tuple[float, fl
         if blocks < options.blocks:
             raise RuntimeError(f"only {blocks} of {options.blocks} blocks came from the disk")
         if i:
-            onboard = max(onboard, size / took_s)
+            onboard = max(onboard, (size - left_in_g2 * options.block_bytes) / took_s)
     return plain, onboard
 
 
