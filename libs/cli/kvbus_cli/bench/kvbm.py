@@ -36,6 +36,7 @@ from kvbus_cli.up.plan import STOP_ORDER, ProcessSpec
 from kvbus_cli.up.ports import free_port_picker
 from kvbus_cli.up.processes import ProcessSet
 from kvbus_runtime.errors import RequestFailed
+from kvbus_runtime.log import configure
 from kvbus_runtime.nats_server import NatsServerNotFound
 
 NAMESPACE = "bench"
@@ -126,6 +127,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def measure(folder: Path, options: Options) -> KvbmFigures:
+    configure("error", "auto")
     (folder / "logs").mkdir()
     processes = ProcessSet(folder / "logs", lambda child: None)
     try:

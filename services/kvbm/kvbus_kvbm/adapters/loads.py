@@ -14,7 +14,6 @@ from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pools import OpenPool
 from kvbus_kvbm.core.write_through import LoadLimits
 
-
 _AHEAD = 4
 """Room is made for so many times what is read at once: when the last of it is on its way, nothing else is."""
 
