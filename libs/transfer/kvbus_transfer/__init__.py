@@ -10,7 +10,6 @@ from kvbus_transfer.arena import (
     ArenaNoRoom,
     ArenaUnavailable,
     checksum,
-    copy_and_checksum,
     remove_stale,
 )
 from kvbus_transfer.counters import TransferCounters
@@ -26,11 +25,13 @@ from kvbus_transfer.errors import (
     TransferTimeout,
 )
 from kvbus_transfer.grants import AgentInfo
+from kvbus_transfer.host_memory import host_memory
 from kvbus_transfer.layout import KvLayout, LayoutMismatch, Relayout, fingerprint, why_not
 from kvbus_transfer.leases import LeaseEnd
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.ownership import Granted
 from kvbus_transfer.regions import FileSegment, Region
+from kvbus_transfer.verified import copy_verified
 
 __all__ = [
     "AgentInfo",
@@ -62,8 +63,9 @@ __all__ = [
     "TransferLimits",
     "TransferTimeout",
     "checksum",
-    "copy_and_checksum",
+    "copy_verified",
     "fingerprint",
+    "host_memory",
     "remove_stale",
     "why_not",
 ]

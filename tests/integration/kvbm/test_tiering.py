@@ -272,6 +272,31 @@ async def test_a_reader_hears_where_its_blocks_came_from(stage: Stage) -> None:
     assert (await bring(other, chain, wait_s=600)).brought == {}, "now they are in G2"
 
 
+async def test_pieces_that_come_in_another_order_came_from_there_as_well(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await stage.kvbm("g3", load_chunk_bytes=1000)
+    worker = await stage.worker()
+    chain = names("a", 3)
+    await worker.offload(chain)
+    disk = stage.tiers["g3"]
+    await eventually(lambda: len(disk.held) == 3)
+    await evict_all(worker, running)
+    read, behind = disk.read, asyncio.Event()
+
+    async def first_one_last(spec: PoolSpec, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[BlockMeta]:
+        if keys[0] == key(chain[0]):
+            await behind.wait()
+        metas = await read(spec, keys, into)
+        if keys[0] == key(chain[2]):
+            asyncio.get_running_loop().call_soon(behind.set)
+        return metas
+
+    monkeypatch.setattr(disk, "read", first_one_last)
+    pinned = await bring(worker, chain, wait_s=600)
+    assert (len(pinned.slots), pinned.brought) == (3, {"g3": 3})
+
+
 async def test_a_tier_that_its_reader_does_not_want_is_not_read(stage: Stage) -> None:
     running = await stage.kvbm("g3", "g4")
     worker, other = await stage.worker(), await stage.worker("worker-b")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from kvbus_blocks.plain_index import PlainIndex
@@ -96,6 +97,27 @@ def test_the_head_of_a_session_is_what_its_first_prompt_shares() -> None:
     assert [(run.start, run.end, run.directive.kind) for run in said] == [(0, 5, "pinned"), (5, 10, "pinned")]
     assert said[0].directive.priority > said[1].directive.priority
     assert hints.is_last(first)
+
+
+@pytest.mark.parametrize(("retention", "recomputed"), [("on", 0), ("lru", 29 * SIZE)])
+def test_what_tools_ask_for_themselves_goes_before_a_session_that_waits(retention: Retention, recomputed: int) -> None:
+    waiting = turn("agent", 0, 30, first=1, at_s=0.0), turn("agent", 1, 30, first=1, at_s=100.0)
+    asides = [
+        msgspec.structs.replace(one, parent_session_id="agent", session_id=f"aside{i}")
+        for i, one in enumerate(ended_sessions(5))
+    ]
+    cluster = run(retention, *waiting, *asides, blocks=70)
+    assert cluster.records.recomputed_tokens == recomputed
+
+
+def test_only_a_session_of_one_call_within_another_is_an_aside() -> None:
+    first, last = turn("sub", 0, 5, first=1, at_s=0.0), turn("sub", 1, 5, first=1, at_s=1.0, final=True)
+    alone = turn("alone", 0, 5, first=50, at_s=0.0, final=True)
+    aside = turn("aside", 0, 5, first=90, at_s=0.0, final=True)
+    first, last, aside = (msgspec.structs.replace(one, parent_session_id="alone") for one in (first, last, aside))
+    hints = Hints(Trace("calls", SIZE, [first, last, alone, aside]))
+    kinds = [{run.directive.kind for run in hints.said(call, 5, now_s=0.0)} for call in (first, last, alone, aside)]
+    assert kinds == [{"pinned"}, {"pinned"}, {"pinned"}, {"ephemeral"}]
 
 
 def test_open_sessions_are_counted_at_their_peak() -> None:

@@ -174,6 +174,20 @@ def test_made_up_sessions_have_the_published_shape() -> None:
     assert max(c.prompt_tokens for c in calls) < shape.compaction_tokens + shape.max_tool_tokens + 4_000
 
 
+def test_tools_call_the_model_and_users_answer_as_often_as_asked_for() -> None:
+    shape = Shape(sessions=40, side_calls=0.3, user_turns=0.1, fan_out=0.0, user_pause_s=(100.0, 200.0))
+    calls = [line for line in synthesize(shape, 1) if isinstance(line, CallLine)]
+    main = [c for c in calls if c.parent is None and c.after and c.pause_s != 0.5]
+    side = [c for c in calls if c.parent is not None]
+    by_user = [c for c in main if c.trigger == "user"]
+    assert len(by_user) / len(main) == pytest.approx(0.1, abs=0.02)
+    assert all(100 <= c.pause_s <= 200 for c in by_user)
+    assert len(side) / (len(main) - len(by_user)) == pytest.approx(0.3, abs=0.03)
+    assert all(c.final and not c.base and 2_000 <= c.prompt_tokens <= 25_000 for c in side)
+    waited_for = {name for c in main for name in c.after}
+    assert {c.id for c in side} <= waited_for
+
+
 def test_dropped_reasoning_leaves_the_prompt_of_the_last_call_only() -> None:
     shape = Shape(sessions=1, typical_calls=5, fan_out=0.0, keeps_reasoning=False)
     calls = [line for line in synthesize(shape, 1) if isinstance(line, CallLine)]

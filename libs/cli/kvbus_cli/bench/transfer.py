@@ -1,7 +1,8 @@
 """`kvbus bench transfer`: reading block lists from another process of this host, per backend, beside what could be had at best.
 
 A list of SIZE bytes consists of blocks of at most 2 MiB. Reads go on through 256 MiB, so that nothing is in a cache, as with real
-blocks (ucx: the same SIZE bytes each time, as its own perf test does). Reads and limit take turns, some ten milliseconds each.
+blocks (ucx: the same SIZE bytes each time, as its own perf test does). For nixl and ucx the memory lies on huge pages, as that test
+has it. Reads and limit take turns, some ten milliseconds each.
 
 Fields of the JSON file:
     results[backend][size_bytes]
@@ -31,7 +32,7 @@ import msgspec
 import uvloop
 
 from kvbus_cli.bench.transfer_limits import MemoryCopy, NixlCopy, NoPerftest, Segment, SocketCopy, ucx_perftest_gbps
-from kvbus_transfer import TransferAgent, TransferLimits
+from kvbus_transfer import TransferAgent, TransferLimits, host_memory
 from kvbus_transfer.backends.choice import BACKENDS
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -111,10 +112,9 @@ async def _measure(backend: str, rounds: int, unavailable: dict[str, str]) -> di
 class _Bench:
     def __init__(self, backend: str, agent: TransferAgent, told: dict[str, Any], rounds: int) -> None:
         self._backend, self._agent, self._told, self._rounds = backend, agent, told, rounds
-        self._memory = bytearray(MEMORY_BYTES)
-        self._target = memoryview(self._memory)
+        self._target = host_memory(MEMORY_BYTES)
         self._target[:] = bytes(MEMORY_BYTES)  # so that no page is touched for the first time while it is measured
-        self._region = agent.register(self._memory)
+        self._region = agent.register(self._target)
         self._depth = DEPTHS[backend]
 
     async def run(self) -> dict[str, dict[str, float]]:

@@ -12,13 +12,15 @@ from typing import Any
 
 import uvloop
 
-from kvbus_transfer import Arena, TransferAgent, TransferLimits
+from kvbus_transfer import Arena, TransferAgent, TransferLimits, host_memory
 from kvbus_transfer.backends import nixl
 from kvbus_transfer.backends.base import BackendUnavailable
 from kvbus_transfer.copying import address_of
 from kvbus_transfer.hosts import shm_folder
 
 LEASE_S = 3600.0
+ON_HUGE_PAGES = ("nixl", "ucx")
+"""As UCX's own perf test has its memory."""
 
 
 class PlainSocket(threading.Thread):
@@ -70,7 +72,10 @@ async def _main(backend: str, memory_bytes: int, block_bytes: list[int]) -> None
         ended = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(ended), sys.stdin)
         async with TransferAgent("bench-owner", backends=[backend], limits=limits) as agent:
-            region = agent.register(arena)
+            if backend in ON_HUGE_PAGES:
+                memory = host_memory(memory_bytes)
+                memory[:] = arena.view(0)
+            region = agent.register(memory if backend in ON_HUGE_PAGES else arena)
             plain = PlainSocket(memory)
             plain.start()
             told: dict[str, Any] = {"arena": str(arena.path), "port": plain.port, "unavailable": agent.unavailable}

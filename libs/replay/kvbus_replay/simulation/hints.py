@@ -2,7 +2,7 @@
 
 system prompt and tools of a session     a priority
 the whole prompt                         pinned for five minutes, renewed with each call (a `cache_control` breakpoint at its end)
-a sub-agent                              ephemeral, but what it shares with others
+a call that a tool makes for itself      ephemeral
 the end of a session                     its blocks are dropped, but what it shares with others
 """
 
@@ -25,9 +25,11 @@ class Hints:
 
     def __init__(self, trace: Trace) -> None:
         self._heads: dict[str, int] = {}
+        self._first: dict[str, str] = {}
         self._last: dict[str, str] = {}
         for call in trace.calls:
             self._heads.setdefault(call.session_id, call.chain.kept)
+            self._first.setdefault(call.session_id, call.call_id)
             self._last[call.session_id] = call.call_id
 
     def head(self, session_id: str) -> int:
@@ -38,7 +40,13 @@ class Hints:
         """Nothing of its session follows."""
         return call.final or self._last[call.session_id] == call.call_id
 
+    def is_side_call(self, call: Call) -> bool:
+        """The first call of a session within another is its last."""
+        return call.parent_session_id is not None and call.final and self._first[call.session_id] == call.call_id
+
     def said(self, call: Call, prompt_blocks: int, now_s: float) -> tuple[DirectiveRun, ...]:
+        if self.is_side_call(call):
+            return (DirectiveRun(0, None, Directive("ephemeral")),)
         head = min(self.head(call.session_id), prompt_blocks)
         lease = Directive("pinned", 0, now_s + LEASE_S, call.tenant)
         pinned = Directive("pinned", HEAD_PRIORITY, now_s + LEASE_S, call.tenant)

@@ -2,8 +2,9 @@
 
 A session begins with one of a few system prompts (text and tools of a harness), then calls the model dozens of times, each time
 with its whole history: prompt, output, tool result, prompt, .. Between two calls a tool runs. Now and then a call fans out to
-sub-agents, which begin at the same moment with the same brief, and the session goes on when all have ended. A session whose context
-gets too long is compacted: the model condenses it, and the session goes on with system prompt and summary.
+sub-agents, which begin at the same moment with the same brief, and the session goes on when all have ended. A tool may itself call
+the model, with a text that nobody sees again; and instead of a tool it may be the user who answers, which takes longer. A session
+whose context gets too long is compacted: the model condenses it, and the session goes on with system prompt and summary.
 """
 
 import math
@@ -14,7 +15,7 @@ import msgspec
 
 from kvbus_replay.trace.agent_format import FORMAT_VERSION, CallLine, Header, Line, PrefixLine
 
-_SHARES = ("reasoning_share", "fan_out")
+_SHARES = ("reasoning_share", "fan_out", "side_calls", "user_turns")
 _LARGEST = 10**9
 """Of all that can be given: what is drawn around it can still be counted."""
 
@@ -23,7 +24,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Lengths in tokens. Pairs are the least and the most of what is drawn evenly, ``system_tokens`` evenly in the logarithm;
     ``typical`` ones are medians of log-normal draws.
 
-    ``sessions_per_s``: how many begin per second on average. ``fan_out``: probability that a call is followed by sub-agents.
+    ``sessions_per_s``: how many begin per second on average. ``fan_out``: probability that a call is followed by sub-agents;
+    ``side_calls``: by a tool that itself calls the model once, with ``side_call_tokens`` (evenly in the logarithm, too);
+    ``user_turns``: by a message of the user.
     ``keeps_reasoning``: the next prompt holds the reasoning of the last output; else it parts from it where the reasoning began.
     """
 
@@ -45,6 +48,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     sub_agent_calls: tuple[int, int] = (3, 8)
     sub_agent_system_tokens: tuple[int, int] = (4_000, 12_000)
     brief_tokens: tuple[int, int] = (1_000, 6_000)
+    side_calls: float = 0.0
+    side_call_tokens: tuple[int, int] = (2_000, 25_000)
+    user_turns: float = 0.0
+    user_pause_s: tuple[float, float] = (30.0, 240.0)
     compaction_tokens: int = 120_000
     summary_tokens: tuple[int, int] = (800, 2_500)
     block_size: int = 16
@@ -196,8 +203,14 @@ def _session(maker: _Maker, session_id: str, system: _Prefix, sub_system: _Prefi
     yield line
     for number in range(1, calls):
         after: tuple[str, ...] = (line.id,)
-        pause_s = rng.uniform(*shape.pause_s)
-        if rng.random() < shape.fan_out:
+        trigger, pause_s = "tool", rng.uniform(*shape.pause_s)
+        if shape.user_turns and rng.random() < shape.user_turns:
+            trigger, pause_s = "user", rng.uniform(*shape.user_pause_s)
+        elif shape.side_calls and rng.random() < shape.side_calls:
+            side_line = _side_call(maker, line)
+            yield side_line
+            after = (line.id, side_line.id)
+        elif rng.random() < shape.fan_out:
             ends = []
             for sub_line in _sub_agents(maker, line, sub_system):
                 yield sub_line
@@ -207,7 +220,9 @@ def _session(maker: _Maker, session_id: str, system: _Prefix, sub_system: _Prefi
         final = number == calls - 1
         new = maker.tool_tokens()
         if conversation.tokens + new > shape.compaction_tokens:
-            line = conversation.call(new, maker.whole(shape.summary_tokens), after=after, pause_s=pause_s, final=final)
+            line = conversation.call(
+                new, maker.whole(shape.summary_tokens), after=after, pause_s=pause_s, trigger=trigger, final=final
+            )
             conversation.restart(system)
             if not final:
                 yield line
@@ -215,8 +230,17 @@ def _session(maker: _Maker, session_id: str, system: _Prefix, sub_system: _Prefi
                 new, after, pause_s = line.output_tokens + maker.whole(shape.user_tokens), (line.id,), 0.5
                 line = conversation.call(new, maker.output_tokens(), after=after, pause_s=pause_s)
         else:
-            line = conversation.call(new, maker.output_tokens(), after=after, pause_s=pause_s, final=final)
+            line = conversation.call(
+                new, maker.output_tokens(), after=after, pause_s=pause_s, trigger=trigger, final=final
+            )
         yield line
+
+
+def _side_call(maker: _Maker, caller: CallLine) -> CallLine:
+    """One that a tool makes, with a text of its own: a page to be condensed, say."""
+    conversation = _Conversation(maker, f"{caller.id}/side", _Prefix("", 0), parent=caller.session)
+    tokens = maker.log_whole(maker.shape.side_call_tokens)
+    return conversation.call(tokens, maker.output_tokens(), after=(caller.id,), pause_s=0.5, final=True)
 
 
 def _sub_agents(maker: _Maker, caller: CallLine, system: _Prefix) -> Iterator[Line]:

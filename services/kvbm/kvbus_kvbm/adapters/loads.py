@@ -14,6 +14,9 @@ from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pools import OpenPool
 from kvbus_kvbm.core.write_through import LoadLimits
 
+_AHEAD = 4
+"""Room is made for so many times what is read at once: when the last of it is on its way, nothing else is."""
+
 
 class LoadCounters(msgspec.Struct):
     """Blocks brought up, and loads that ended early for want of room in G2, at their deadline, or were refused as too many."""
@@ -237,7 +240,7 @@ class Loads:
             load.advance(load.at + present)
             return True
         for edge in self._edges_of(load):
-            count = await self._reach(edge, load, self._limits.depth * self._chunk_blocks(pool))
+            count = await self._reach(edge, load, _AHEAD * self._limits.depth * self._chunk_blocks(pool))
             if count and await self._read(edge, load, count):
                 return True
         return False
@@ -257,7 +260,7 @@ class Loads:
         return min(limit, max(0, load.has.get(name, 0) - at))
 
     async def _read(self, edge: Edge, load: Load, count: int) -> bool:
-        """Read blocks into G2, some pieces at the same time. False: none came."""
+        """Read blocks into G2, ``depth`` pieces at the same time. False: none came."""
         pool, counters = load.pool, self._counters_of(edge.tier.name)
         blocks: list[Block] = pool.pool.moves.make_room(load.above, load.keys[load.at : load.at + count])
         if not blocks:
@@ -266,27 +269,28 @@ class Loads:
         load.reading = edge.tier.name
         size = self._chunk_blocks(pool)
         pieces = [blocks[at : at + size] for at in range(0, len(blocks), size)]
-        before, started_s = load.at, self._clock()
+        before, started_s, turns = load.at, self._clock(), asyncio.Semaphore(self._limits.depth)
         try:
-            # Cancelled: gather cancels all of them, and each gives its slots back before it ends.
+            # Cancelled: the group cancels all of them, and each gives its slots back before it ends.
             async with asyncio.TaskGroup() as group:
                 for piece in pieces:
-                    group.create_task(self._read_piece(edge, load, piece))
+                    group.create_task(self._read_piece(edge, load, piece, turns))
         finally:
             counters.seconds += self._clock() - started_s
         return load.at > before
 
-    async def _read_piece(self, edge: Edge, load: Load, blocks: Sequence[Block]) -> None:
+    async def _read_piece(self, edge: Edge, load: Load, blocks: Sequence[Block], turns: asyncio.Semaphore) -> None:
         pool = load.pool
         metas: list[BlockMeta] = []
         try:
             into = [self._arenas.view(pool.pool_id, block.slot, pool.spec.block_bytes) for block in blocks]
-            metas = await self._tiers.read(edge, pool.spec, [block.key for block in blocks], into)
+            async with turns:
+                metas = await self._tiers.read(edge, pool.spec, [block.key for block in blocks], into)
         finally:
             came = pool.pool.moves.fill(blocks, metas)
             self._changed(pool)
             self._tiers.lies_in(edge.tier.name, pool, [block.key for block in blocks[: len(metas)]])
-            for block in blocks[:came]:
+            for block in blocks[: len(metas)]:  # also those that become present with what a later piece brings
                 block.source = edge.tier.name
             counters = self._counters_of(edge.tier.name)
             counters.blocks += came

@@ -15,7 +15,7 @@ import msgspec
 
 from kvbus_blocks.keys import ROOT
 from kvbus_runtime.errors import RequestFailed
-from kvbus_transfer.arena import Arena, ArenaError, copy_and_checksum
+from kvbus_transfer import Arena, ArenaError, copy_verified
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.kvbm import PinBlocks, PinnedBlocks, ReleaseLease, Slot
 from kvbus_wire.packing import TOKEN_BYTES, pack_keys
@@ -263,11 +263,8 @@ class Onboarding:
 
 
 def _copy_out(arena: Arena, slots: Sequence[Slot], block_bytes: int, into: memoryview) -> list[memoryview]:
-    """Private copies of the leading slots whose checksum holds. The copy is checked: the slot may change under the reader."""
-    copies: list[memoryview] = []
-    for start, slot in zip(range(0, len(slots) * block_bytes, block_bytes), slots, strict=True):
-        copy = into[start : start + block_bytes]
-        if copy_and_checksum(arena.view(slot.index)[:block_bytes], copy) != slot.checksum:
-            break
-        copies.append(copy)
-    return copies
+    """Private copies of the leading slots whose checksum holds. Raise IndexError."""
+    views = [arena.view(slot.index)[:block_bytes] for slot in slots]
+    copies = [into[start : start + block_bytes] for start in range(0, len(slots) * block_bytes, block_bytes)]
+    checksums = [slot.checksum for slot in slots]
+    return copies[: copy_verified(list(zip(views, copies, checksums, strict=True)))]

@@ -1,5 +1,7 @@
 """Memory for copies of blocks."""
 
+from kvbus_transfer import host_memory
+
 
 class Scratch:
     """Memory for copies, which is used again: fresh memory costs several times what the copy does.
@@ -13,7 +15,7 @@ class Scratch:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        return self._free.pop() if self._free else memoryview(bytearray(self._size))
+        return self._free.pop() if self._free else host_memory(self._size)
 
     def give_back(self, memory: memoryview) -> None:
         if len(self._free) < self._keep:

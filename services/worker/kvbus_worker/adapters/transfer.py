@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kvbus_transfer import Arena, Granted, Region, TransferAgent, TransferLimits, remove_stale
+from kvbus_transfer import Arena, Granted, Region, TransferAgent, TransferLimits, host_memory, remove_stale
 from kvbus_transfer.hosts import host_identity, shm_folder
 from kvbus_worker.settings import WorkerSettings
 
@@ -114,9 +114,7 @@ class TransferLink:
             if self._region is not None:
                 return
             self._arena = await asyncio.to_thread(_make_arena, self._block_bytes, self.slots)
-            self._memory = (
-                self._arena.memory() if self._arena else memoryview(bytearray(self._block_bytes * self.slots))
-            )
+            self._memory = self._arena.memory() if self._arena else host_memory(self._block_bytes * self.slots)
             self._region = self._agent.register(self._arena or self._memory, layout=self._layout)
 
     async def read(
