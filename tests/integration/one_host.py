@@ -53,11 +53,13 @@ class OneHost:
         settings = KvbmSettings(**self.common, arena_dir=self._arena_dir, **values)
         return await (stack or self.stack).enter_async_context(host("kvbm", settings, start_kvbm))
 
-    async def worker(self, instance_id: str = "w", *, attached: bool = True, **fields: Any) -> Worker:
+    async def worker(
+        self, instance_id: str = "w", stack: AsyncExitStack | None = None, *, attached: bool = True, **fields: Any
+    ) -> Worker:
         """``attached``: to the kvbm, which is there already."""
         values = {"engine": "mock", "mock_speedup": float("inf"), "kv_blocks": 64, "kvbm_retry_s": 0.1}
         settings = WorkerSettings(**self.common, **{"instance_id": instance_id, **values, **self._worker, **fields})
-        running = await self.stack.enter_async_context(host("worker", settings, start_worker))
+        running = await (stack or self.stack).enter_async_context(host("worker", settings, start_worker))
         if attached:
             await is_attached(running)
         return running

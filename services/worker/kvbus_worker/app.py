@@ -49,6 +49,7 @@ from kvbus_worker.settings import WorkerSettings
 
 _PREPARE_RETRY_S = 1.0
 _LAST_FRAMES_S = 2.0
+_LAST_BLOCKS_S = 2.0
 
 
 class WorkerApp:
@@ -191,6 +192,8 @@ class WorkerApp:
             await self._runner.wait_idle()
             if self._prefills is not None:
                 await self._prefills.wait_idle()
+            if self._kvbm is not None:
+                await self._kvbm.settle(_LAST_BLOCKS_S)
         except asyncio.CancelledError:
             message = f"the worker goes away: {reason}"
             self._runner.end_all_now(ErrorReply(code=ErrorCode.DRAINING, message=message, retryable=True))

@@ -45,6 +45,18 @@ async def test_blocks_evicted_from_g1_come_back_from_g2(on: OneHost) -> None:
     assert back.onboarded > 0
 
 
+async def test_a_worker_that_ends_leaves_what_it_has_computed_last_to_kvbm(on: OneHost) -> None:
+    await on.kvbm()
+    asker = await on.asker()
+    async with AsyncExitStack() as first_life:
+        await on.worker("w1", first_life, offload_gather_s=60.0)
+        cold = await asker.ask("w1", PROMPT)
+    await on.worker("w2")
+    warm = await asker.ask("w2", PROMPT)
+    assert warm.onboarded == FULL_BLOCKS * 16
+    assert warm.tokens == cold.tokens
+
+
 async def test_another_tenants_blocks_are_not_onboarded(on: OneHost) -> None:
     await on.kvbm()
     first, asker = await on.worker("w1"), await on.asker()

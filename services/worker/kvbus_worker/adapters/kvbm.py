@@ -4,6 +4,7 @@ and what requests say of their blocks is passed on."""
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -81,6 +82,12 @@ class Kvbm:
         self._spawn(self._link.run(), name="kvbm link")
         self._spawn(self._write_through.run(), name="kvbm write-through")
         self._spawn(self._write_through.offer_all(), name="kvbm attached")
+
+    async def settle(self, within_s: float) -> None:
+        """Let kvbm have the last new blocks."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._write_through.settle()
 
     def close(self) -> None:
         self._write_through.close()

@@ -58,6 +58,9 @@ class WriteThrough:
         self._block_bytes = engine.info.block_bytes
         self.wishes = PinWishes(engine.info.total_blocks)
         self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._is_ending = False
         self._next_repair = 0.0
         self._thread = ThreadPoolExecutor(1, "kvbm-write-through", initializer=_be_nice)
 
@@ -65,10 +68,21 @@ class WriteThrough:
         match event:
             case BlocksStored():
                 self._queue.push(event, self._importing)
-                self._wake.set()
+                self._work()
             case BlocksCleared():
                 self._queue.clear()
         self._show_queue()
+
+    async def settle(self) -> None:
+        """Nothing new is to come: gather no more. Return when all is written through, or there is no kvbm."""
+        self._is_ending = True
+        self._wake.set()
+        await self._settled.wait()
+
+    def _work(self) -> None:
+        if len(self._queue):
+            self._settled.clear()
+            self._wake.set()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -79,7 +93,7 @@ class WriteThrough:
             await self._link.attached.wait()
             self._link.attached.clear()
             self._queue.offer(self._store.links())
-            self._wake.set()
+            self._work()
 
     async def run(self) -> None:
         while True:
@@ -100,12 +114,13 @@ class WriteThrough:
                     await self._offload(pool, batch)
                 except FAILURES as error:
                     self._link.failed("offload", error)
+            self._settled.set()
 
     async def _gather(self) -> None:
         """A batch is full, or the oldest block has waited long enough."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.gather_s):
-                while len(self._queue) < self._limits.batch_blocks:
+                while len(self._queue) < self._limits.batch_blocks and not self._is_ending:
                     self._wake.clear()
                     await self._wake.wait()
         self._wake.clear()
