@@ -194,6 +194,7 @@ ROUTE_REQUEST = RouteRequest(
     session=SESSION,
     tenant="t",
     pinned="worker-1",
+    prefill_pinned="worker-5",
     allowed=("worker-1", "worker-2"),
     excluded=("worker-3",),
     required_taints=("h200",),
