@@ -103,7 +103,7 @@ class Kvbm:
         have = self._engine.cached_blocks(keys)
         if len(keys) - have < self._limits.onboard_min_blocks:
             return False
-        come_for_others = self._coming.shared(keys, have, self._coming.number()) > have
+        come_for_others = self._coming.shared(keys[: have + 1], have, self._coming.number()) > have
         if self._onboarding >= self._limits.onboard_parallel and not come_for_others:
             self._metrics.kvbm_skipped.inc()
             return False
