@@ -11,8 +11,9 @@ with the answer and a result. Meanwhile other prompts fill G1 (room for --g1-pro
     recomputed         there is no kvbm
 
 The mock engine takes its time as published for a B200 (as in `kvbus bench prefix-stability`); the torch engine computes, so name a
-small --tokens, and an --idle-s of which three quarters are enough for four such prompts. One session after the other; the figures are medians of --repetitions. Exit status 1 when a prefetched session
-takes more than 1.1 times as long as one that never left G1, or one that comes from a tier is recomputed.
+small --tokens, and an --idle-s of which three quarters are enough for four such prompts. One session after the other; the figures
+are medians of --repetitions. Exit status 1 when a prefetched session takes more than 1.1 times as long as one that never left G1,
+or one that comes from a tier is recomputed.
 
 Fields of the JSON file:
     kvbus_version, python, cores, engine, tokens, idle_s, repetitions, block_bytes
