@@ -134,8 +134,8 @@ class Retained(Message, frozen=True):
 
 
 class DropBlocks(Message, frozen=True):
-    """Nobody needs these blocks any more (packed, each without what hangs below it unless that is named, too): free them now, in
-    all tiers. On the control subject of workers and of kvbm. What is in use or has other blocks below it stays."""
+    """Nobody needs these blocks any more (packed, in any order, each without what hangs below it unless that is named, too): free
+    them now, in all tiers. On the control subject of workers and of kvbm. What is in use or has other blocks below it stays."""
 
     model: str
     keys: bytes

@@ -655,7 +655,8 @@ async def test_more_loads_than_the_limit_are_refused_and_counted(stage: Stage) -
     assert await onboard(worker, names("a", 4)) == [content(name) for name in names("a", 4)]
 
 
-async def test_dropped_blocks_leave_all_tiers_also_more_than_fit_into_one_request(stage: Stage) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+async def test_dropped_blocks_leave_all_tiers_also_more_than_fit_into_one_request(step: int, stage: Stage) -> None:
     running = await stage.kvbm("g3", "g4", max_keys_per_request=3)
     worker = await stage.worker()
     for at in range(0, 8, 2):
@@ -663,7 +664,7 @@ async def test_dropped_blocks_leave_all_tiers_also_more_than_fit_into_one_reques
     await worker.offload(["b"], parent="a1")
     await eventually(lambda: all(len(tier.held) == 9 for tier in stage.tiers.values()))
     subject = worker.service.bus.subjects.control(KVBM_ID)
-    request = DropBlocks(model="tiny", keys=pack_keys(map(key, names("a", 8))))
+    request = DropBlocks(model="tiny", keys=pack_keys(map(key, names("a", 8)[::step])))
     dropped: DroppedBlocks = await worker.service.bus.request(subject, request, DroppedBlocks, timeout_s=10)
     assert dropped.blocks["g2"] == 6, "what has other blocks below it stays"
     assert dropped.blocks["g3"] == dropped.blocks["g4"] == 8, "(these tiers do not look)"
