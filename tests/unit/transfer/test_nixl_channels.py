@@ -100,17 +100,28 @@ async def test_all_who_wait_are_told_when_none_can_be_made(channels: PeerChannel
 
 
 async def test_after_a_failure_no_channel_of_before_is_used_again(channels: PeerChannels, maker: Maker) -> None:
-    failed, other = [await channels.take() for _ in range(CHANNELS_PER_PEER)]
+    idle, failed = [await channels.take() for _ in range(CHANNELS_PER_PEER)]
+    channels.give(idle)
+    channels.renew(failed)
+    assert idle.is_broken
+    channels.give(failed)
+    failed, lent = [await channels.take() for _ in range(CHANNELS_PER_PEER)]
+    channels.renew(failed)
+    channels.give(failed)
+    channels.give(lent)
+    assert lent.is_broken
+    assert await channels.take() not in (idle, failed, lent)
+
+
+async def test_a_late_failure_for_the_same_reason_leaves_the_fresh_channels(channels: PeerChannels) -> None:
+    failed, late = [await channels.take() for _ in range(CHANNELS_PER_PEER)]
     channels.renew(failed)
     channels.give(failed)
     fresh = await channels.take()
-    assert fresh is not other
-    channels.renew(other)  # it fails for the same reason, which says nothing about the fresh one
+    channels.renew(late)
+    channels.give(late)
     channels.give(fresh)
-    channels.give(other)
     assert await channels.take() is fresh
-    assert other.is_broken
-    assert len(maker.agents) == CHANNELS_PER_PEER + 1
 
 
 async def test_after_the_end_nobody_waits(channels: PeerChannels) -> None:
