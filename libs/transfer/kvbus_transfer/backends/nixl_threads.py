@@ -1,4 +1,4 @@
-"""Threads that call NIXL. A step costs half of what it does with an executor, whose futures are made for more than one waiter."""
+"""Threads that call NIXL. Unlike the futures of an executor, a step that is cancelled is told so and waited for without a shield."""
 
 import asyncio
 import contextlib
