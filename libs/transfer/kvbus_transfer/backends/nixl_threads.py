@@ -1,4 +1,4 @@
-"""Threads that call NIXL. Unlike the futures of an executor, a step that is cancelled is told so and waited for without a shield."""
+"""Threads that call NIXL. Unlike the future of an executor, a step that is cancelled is told so and waited for."""
 
 import asyncio
 import contextlib
