@@ -54,6 +54,7 @@ class Peer:
         self._tls = tls
         self._idle: list[Stream] = []
         self._opened: dict[tuple[bytes, str], Opened] = {}
+        self._digested = (b"", b"")
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Stream]:
@@ -94,7 +95,9 @@ class Peer:
 
     async def opened(self, grant: bytes, backend: str, payload: bytes = b"") -> Opened:
         """What this backend needs to read with the grant. Asked once: a grant of a lease that runs stays good."""
-        key = (blake2b(grant, digest_size=_DIGEST_BYTES).digest(), backend)
+        if grant is not self._digested[0]:  # of 16 thousand blocks it takes longer than to read one
+            self._digested = (grant, blake2b(grant, digest_size=_DIGEST_BYTES).digest())
+        key = (self._digested[1], backend)
         known = self._opened.get(key)
         if known is None:
             answer = await self.ask(Open(grant=grant, backend=backend, payload=payload))

@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from kvbus_testkit.timing import eventually, scaled
 from kvbus_testkit.transfer import PeerError, TransferPeer
 from kvbus_testkit.transfer_peer import pattern
-from kvbus_transfer import GrantRefused, PeerLost, PeerUnreachable, Refusal, TransferAgent, TransferError
+from kvbus_transfer import (
+    GrantRefused,
+    PeerLost,
+    PeerUnreachable,
+    Refusal,
+    TransferAgent,
+    TransferError,
+    TransferLimits,
+)
 from kvbus_transfer.backends.shm import ShmBackend
-from tests.contract.transfer.conftest import Place, peer_of
+from tests.contract.transfer.conftest import LIMITS, Place, peer_of
 
 MIB = 1 << 20
 
@@ -257,7 +265,12 @@ def test_any_list_of_blocks_arrives(
     cancel_s = data.draw(st.none() | st.floats(0, 0.003))
 
     async def example() -> None:
-        async with TransferAgent("reader", secret=b"of the cluster", backends=[backend], host=place.here) as agent:
+        limits = TransferLimits(
+            **LIMITS
+        )  # as the owner has them: it refuses a batch that is larger than what it may have under way
+        async with TransferAgent(
+            "reader", secret=b"of the cluster", backends=[backend], limits=limits, host=place.here
+        ) as agent:
             region = shared_owner.register(kind_for(backend), size, 11)
             grant, _ = shared_owner.grant(region, segments, peer="reader")
             targets = [bytearray(segments[index][1]) for index in indices]

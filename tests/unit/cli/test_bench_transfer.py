@@ -14,6 +14,7 @@ def test_each_backend_is_measured_beside_its_limit(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(transfer, "SIZES", (16 * KIB, 4 * MIB))
     monkeypatch.setattr(transfer, "MEMORY_BYTES", 16 * MIB)
     monkeypatch.setattr(transfer, "ROUND_BYTES", 4 * MIB)
+    monkeypatch.setattr(transfer, "WARM_UP_S", 0.01)
     figures = tmp_path / "figures.json"
     assert main(["transfer", "--backends", "shm", "tcp", "--rounds", "1", "--json", str(figures)]) == 0
     told = json.loads(figures.read_text())

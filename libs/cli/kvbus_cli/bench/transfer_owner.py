@@ -54,11 +54,16 @@ class PlainNixl(threading.Thread):
             "metadata": base64.b64encode(self._agent.get_agent_metadata()).decode(),
             "address": address_of(memory),
         }
-        self._pause = threading.Event()
+        self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._pause.wait(0.001):
+        while not self._ended.wait(0.001):
             self._agent.get_new_notifs()
+
+    def end(self) -> None:
+        """Else the library would be torn down under it at the end of the process."""
+        self._ended.set()
+        self.join()
 
 
 async def _main(backend: str, memory_bytes: int, block_bytes: list[int]) -> None:
@@ -79,6 +84,7 @@ async def _main(backend: str, memory_bytes: int, block_bytes: list[int]) -> None
             plain = PlainSocket(memory)
             plain.start()
             told: dict[str, Any] = {"arena": str(arena.path), "port": plain.port, "unavailable": agent.unavailable}
+            raw: PlainNixl | None = None
             if backend == "nixl" and not agent.unavailable:
                 try:
                     raw = PlainNixl(memory)
@@ -93,6 +99,8 @@ async def _main(backend: str, memory_bytes: int, block_bytes: list[int]) -> None
                 told["grants"][size] = base64.b64encode(agent.grant(region, blocks, LEASE_S).sealed).decode()
             print(json.dumps(told), flush=True)
             await ended.read()
+            if raw is not None:
+                await asyncio.to_thread(raw.end)
         arena.remove()
 
 

@@ -1,7 +1,7 @@
 """NIXL: the reader reads the owner's registered memory itself (UCX below: cma, RDMA, tcp), and its lease table after that.
 
-There is no progress thread, because it takes a core while nothing happens. Both sides call NIXL on the event loop, in pieces small
-enough not to be noticed, and only while something is under way: a reader whose transfer does not finish at once wakes the owner.
+There is no progress thread, because it takes a core while nothing happens: both sides call NIXL only while something is under way,
+and a reader whose transfer does not finish at once wakes the owner. Small reads are done on the event loop, larger ones in threads.
 """
 
 import asyncio
@@ -16,25 +16,21 @@ from typing import Any
 import msgspec
 
 from kvbus_transfer.backends.base import BackendUnavailable, ReadJob
-from kvbus_transfer.backends.nixl_channel import (
-    ENTRY_BYTES,
-    PAUSE_S,
-    TRIES,
-    Channel,
-    ChannelFailed,
-    Place,
-    place_of,
-    placed,
-)
+from kvbus_transfer.backends.nixl_channel import ENTRY_BYTES, Channel, ChannelFailed, Place, place_of, placed
+from kvbus_transfer.backends.nixl_channels import Channels
+from kvbus_transfer.backends.nixl_reading import PAUSE_S, TRIES, Reading, carry_out
+from kvbus_transfer.backends.nixl_threads import CopyThreads
 from kvbus_transfer.copying import address_of
 from kvbus_transfer.errors import BackendFailed, GrantRefused, Refusal
 from kvbus_transfer.limits import TransferLimits
+from kvbus_transfer.messages import Wake
 from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import Region
 
 _MODULES = ("nixl_cu12._api", "nixl_cu13._api", "nixl._api")
-_CHANNELS_KEPT = 32
 _AWAKE_S = 0.1
+# Reads up to this are always done on the loop, which takes 0.1 ms at most: to go to a thread and back takes as long.
+_SMALL_BYTES = 1 << 20
 
 
 class Detail(msgspec.Struct, frozen=True, array_like=True):
@@ -80,8 +76,10 @@ class NixlBackend:
         self._agent: Any = None
         self._registered: dict[int, tuple[Any, Region]] = {}
         self._metadata: bytes | None = None
-        self._channels: dict[tuple[str, int], Channel] = {}
+        self._channels = Channels(self._make_channel)
         self._made = 0
+        self._threads = CopyThreads()
+        self._reads = 0
         self._awake_until = 0.0
         self._polling: asyncio.Task[None] | None = None
 
@@ -103,11 +101,10 @@ class NixlBackend:
             self._polling.cancel()
             await asyncio.wait([self._polling])
             self._polling = None
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        await self._channels.close()
         self._registered.clear()
         self._agent = None
+        await self._threads.stop()
 
     def can_serve(self, region: Region) -> bool:
         return region.kind in ("host", "arena", "cuda")
@@ -120,8 +117,7 @@ class NixlBackend:
         handle = self._agent.register_memory([(address, region.size_bytes, device, "")], kind)
         self._registered[region.region_id] = (handle, region)
         self._metadata = None
-        for channel in self._channels.values():
-            channel.add_region(region)
+        self._channels.add_region(region)
 
     def remove_region(self, region: Region) -> None:
         found = self._registered.pop(region.region_id, None)
@@ -129,8 +125,7 @@ class NixlBackend:
             self._metadata = None
             with contextlib.suppress(Exception):  # a reader is in the middle of it: it fails there, as it should
                 self._agent.deregister_memory(found[0])
-            for channel in self._channels.values():
-                channel.remove_region(region)
+            self._channels.remove_region(region)
 
     async def opened(self, region: Region, payload: bytes) -> bytes:
         if self._metadata is None:
@@ -142,9 +137,17 @@ class NixlBackend:
         raise BackendFailed("readers read themselves")
 
     def forget(self, peer: Peer) -> None:
-        channel = self._channels.pop((peer.info.agent_id, peer.info.incarnation), None)
-        if channel is not None:
-            channel.close()
+        self._channels.forget(peer)
+
+    async def _make_channel(self, regions: Sequence[Region]) -> Channel:
+        self._made += 1
+        return await asyncio.to_thread(self._new_channel, f"{self._agent_name}/{self._made}", regions)
+
+    def _new_channel(self, name: str, regions: Sequence[Region]) -> Channel:
+        channel = Channel(self.make_agent(name))
+        for region in regions:
+            channel.add_region(region)
+        return channel
 
     def wake(self) -> None:
         """Owner: look after transfers for a moment; readers that still wait say so again."""
@@ -166,51 +169,51 @@ class NixlBackend:
             detail = msgspec.msgpack.decode(opened.detail, type=Detail)
             if any(offset < 0 or offset + length > opened.region_size for offset, length in job.segments):
                 raise GrantRefused(Refusal.OUT_OF_RANGE, peer=job.peer.info.agent_id)
-            local = place_of(job.targets)
-            pieces = [
-                (local.address(target), detail.address + offset, length)
-                for target, (offset, length) in zip(job.targets, job.segments, strict=True)
-            ]
-            slot = detail.table + job.body.slot * ENTRY_BYTES
-            channel = await self._channel(job.peer)
             try:
-                channel.know(detail.metadata)
-                entry = await channel.read(pieces, slot, (local, Place(detail.kind, detail.device)), job.peer)
+                entry = await self._read(job, detail)
                 break
-            except ChannelFailed as failed:
-                # Also when the owner has registered its memory anew at the same address: NIXL keeps what it knew of it.
-                self._drop(job.peer, channel)
-                job.peer.forget_opened()
-                if attempt == 2 or failed.peer_is_gone:
-                    raise BackendFailed(str(failed), peer=job.peer.info.agent_id) from failed
-            except asyncio.CancelledError:
-                if channel.is_broken:
-                    self._drop(job.peer, channel)
-                raise
+            except ChannelFailed as error:
+                failed = error.with_traceback(None)  # its frames refer to what must go
+            # Also when the owner has registered its memory anew at the same address: NIXL keeps what it knew of it.
+            job.peer.forget_opened()
+            if attempt == 2 or failed.peer_is_gone:
+                raise BackendFailed(str(failed), peer=job.peer.info.agent_id)
         if entry != job.body.lease_id.to_bytes(ENTRY_BYTES, "little"):
             job.peer.forget_opened()
             await job.peer.opened(job.grant, self.name)  # the owner says why
             raise GrantRefused(Refusal.STALE, peer=job.peer.info.agent_id)
 
-    async def _channel(self, peer: Peer) -> Channel:
-        key = (peer.info.agent_id, peer.info.incarnation)
-        channel = self._channels.pop(key, None)
-        if channel is None or channel.is_broken:
-            self._made += 1
-            agent = await asyncio.to_thread(self.make_agent, f"{self._agent_name}/{self._made}")
-            other = self._channels.pop(key, None)  # made meanwhile by another read
-            channel = other if other is not None else Channel(agent, [each for _, each in self._registered.values()])
-        self._channels[key] = channel
-        for old, each in list(self._channels.items()):
-            if len(self._channels) <= _CHANNELS_KEPT:
-                break
-            if each.users == 0 and each is not channel:
-                each.close()
-                del self._channels[old]
-        return channel
+    async def _read(self, job: ReadJob, detail: Detail) -> bytes:
+        """The entry of the lease table as it was after the copy. Raise ChannelFailed, BackendFailed."""
+        local = place_of(job.targets)
+        pieces = [
+            (local.address(target), detail.address + offset, length)
+            for target, (offset, length) in zip(job.targets, job.segments, strict=True)
+        ]
+        slot = detail.table + job.body.slot * ENTRY_BYTES
+        channels = self._channels.of(job.peer)
+        channel = await channels.take()
+        self._reads += 1
+        try:
+            places = (local, Place(detail.kind, detail.device))
+            reading = Reading(channel, detail.metadata, pieces, slot, places)
+            on_loop = reading.is_quickly_prepared and await self._is_for_the_loop(job.size_bytes)
+            threads = None if on_loop else self._threads
+            await carry_out(reading, threads, lambda: job.peer.ask(Wake(backend=self.name)))
+            return reading.entry()
+        except ChannelFailed:
+            channels.renew(channel)
+            raise
+        finally:
+            self._reads -= 1
+            channels.give(channel)
 
-    def _drop(self, peer: Peer, channel: Channel) -> None:
-        key = (peer.info.agent_id, peer.info.incarnation)
-        if self._channels.get(key) is channel:
-            del self._channels[key]
-        channel.close()
+    async def _is_for_the_loop(self, size_bytes: int) -> bool:
+        """A thread is worth its while when reads are large, or when two of them can overlap."""
+        if size_bytes <= _SMALL_BYTES:
+            return True
+        if size_bytes > self._limits.inline_copy_bytes:
+            return False
+        if self._reads == 1:
+            await asyncio.sleep(0)  # who begins in the same moment is counted, too
+        return self._reads == 1

@@ -1,30 +1,21 @@
 """One NIXL agent that reads from one peer."""
 
-import asyncio
 import contextlib
-import time
-from collections.abc import Sequence
+import ctypes
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from kvbus_transfer.copying import address_of
-from kvbus_transfer.endings import to_the_end
 from kvbus_transfer.errors import BackendFailed
-from kvbus_transfer.messages import Wake
-from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import CudaRegion, Region
 
-_PIECE_BYTES = 4 << 20
-_WINDOW = 8
-_WAKE_AGAIN_S = 0.04
-_ABANDON_S = 0.5
-TRIES = 16
-PAUSE_S = 0.001
-"""NIXL has nothing that could be waited for. Who asks it all the time takes the core from the other side, when cores are few."""
 ENTRY_BYTES = 8
 """Of the lease table."""
-_ENTRIES = 64
+_ENTRIES_KEPT = 64
+_METADATA_KEPT = 64
 
 Piece = tuple[int, int, int]
 """(to, from, length): addresses."""
@@ -37,7 +28,10 @@ class Place(msgspec.Struct, frozen=True):
     device: int = 0
 
     def address(self, memory: Any) -> int:
-        return address_of(memory) if self.kind == "DRAM" else int(memory.data_ptr())
+        """Of a target: it is writable, and not empty."""
+        if self.kind == "DRAM":
+            return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        return int(memory.data_ptr())
 
 
 HOST = Place()
@@ -61,205 +55,190 @@ def place_of(targets: Sequence[Any]) -> Place:
 
 
 class ChannelFailed(Exception):
+    """``peer_is_gone``: NIXL says so. It never has what NIXL raised as its cause: that refers to the agent, and an agent is
+    destroyed when nothing refers to it."""
+
     peer_is_gone = False
 
-
-class Channel:
-    """A NIXL agent that reads from one peer. It is thrown away when anything goes wrong."""
-
-    def __init__(self, agent: Any, regions: Sequence[Region]) -> None:
-        self.users = 0
-        self.is_broken = False
-        self._agent = agent
-        self._remote = ""
-        self._metadata = b""
-        self._known: dict[int, tuple[int, int, Any]] = {}
-        self._entries = memoryview(bytearray(_ENTRIES * ENTRY_BYTES))
-        self._free = [at * ENTRY_BYTES for at in range(_ENTRIES)]
-        start = address_of(self._entries)
-        handle = agent.register_memory([(start, self._entries.nbytes, 0, "")], "DRAM")
-        self._known[0] = (start, start + self._entries.nbytes, handle)  # regions count from 1
-        for region in regions:
-            self.add_region(region)
-
-    def add_region(self, region: Region) -> None:
-        """Own memory, as a target: registered once and not per read."""
-        kind, address, device = placed(region)
-        if self._agent is not None:
-            handle = self._agent.register_memory([(address, region.size_bytes, device, "")], kind)
-            self._known[region.region_id] = (address, address + region.size_bytes, handle)
-
-    def remove_region(self, region: Region) -> None:
-        found = self._known.pop(region.region_id, None)
-        if found is not None and self._agent is not None:
-            with contextlib.suppress(Exception):
-                self._agent.deregister_memory(found[2])
-
-    def know(self, metadata: bytes) -> None:
-        if metadata != self._metadata and self._agent is not None:
-            try:
-                remote = self._agent.add_remote_agent(metadata)
-            except Exception as error:
-                raise ChannelFailed(f"NIXL does not take the metadata: {error}") from error
-            self._remote = remote.decode() if isinstance(remote, bytes) else remote
-            self._metadata = metadata
-
-    def close(self) -> None:
-        self.is_broken = True
-        if self.users == 0:
-            self._agent = None
-
-    async def read(self, pieces: Sequence[Piece], slot: int, places: tuple[Place, Place], peer: Peer) -> bytes:
-        """The pieces, and when they are there the entry at ``slot``: returned. Raise ChannelFailed."""
-        self.users += 1
-        free = self._free.pop() if self._free else None
-        entry = bytearray(ENTRY_BYTES) if free is None else self._entries[free : free + ENTRY_BYTES]
-        check = (address_of(entry), slot, ENTRY_BYTES)
-        agent = self._agent
-        handles: list[Any] = []
-        try:
-            self._register(pieces, places[0], handles)
-            self._register([check], HOST, handles)
-            await self._transfer(pieces, places, peer)
-            await self._transfer([check], (HOST, HOST), peer)
-            return bytes(entry)
-        finally:
-            for handle in handles:
-                with contextlib.suppress(Exception):
-                    agent.deregister_memory(handle)
-            if free is not None:
-                self._free.append(free)
-            self.users -= 1
-            if self.is_broken and self.users == 0:
-                self._agent = None
-
-    def _register(self, pieces: Sequence[Piece], place: Place, handles: list[Any]) -> None:
-        """Targets that are no memory of this agent are registered for one read."""
-        known = list(self._known.values())
-        spans = [
-            (to, to + length)
-            for to, _, length in pieces
-            if not any(start <= to and to + length <= end for start, end, _ in known)
-        ]
-        merged: list[tuple[int, int]] = []
-        for start, end in sorted(spans):
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-            else:
-                merged.append((start, end))
-        if not merged:
-            return
-        try:
-            descs = [(start, end - start, place.device, "") for start, end in merged]
-            handles.append(self._agent.register_memory(descs, place.kind))
-        except Exception as error:
-            raise ChannelFailed(f"NIXL cannot register the targets: {error}") from error
-
-    async def _transfer(self, pieces: Sequence[Piece], places: tuple[Place, Place], peer: Peer) -> None:
-        under_way: list[Any] = []
-        try:
-            for batch in batches(pieces):
-                self._post(batch, places, under_way)
-                if len(under_way) >= _WINDOW:
-                    await self._wait(under_way, peer, leave=_WINDOW - 1)
-                elif len(pieces) > 1 or pieces[0][2] > _PIECE_BYTES:
-                    await asyncio.sleep(0)
-            if under_way:
-                await self._wait(under_way, peer, leave=0)
-        except BaseException:
-            await to_the_end(self._abandon(under_way))
-            raise
-
-    def _post(self, batch: Sequence[Piece], places: tuple[Place, Place], under_way: list[Any]) -> None:
-        agent = self._agent
-        if agent is None:
-            raise ChannelFailed("the channel was closed")
-        try:
-            (to_place, from_place) = places
-            local = agent.get_xfer_descs([(to, length, to_place.device) for to, _, length in batch], to_place.kind)
-            remote = agent.get_xfer_descs(
-                [(source, length, from_place.device) for _, source, length in batch], from_place.kind
-            )
-            handle = agent.initialize_xfer("READ", local, remote, self._remote)
-            state = agent.transfer(handle)
-        except Exception as error:
-            raise self._failure(error) from error
-        self._take(handle, state, under_way)
-
-    def _take(self, handle: Any, state: str, under_way: list[Any]) -> bool:
-        if state == "PROC":
-            under_way.append(handle)
-            return False
-        self._agent.release_xfer_handle(handle)
-        if state != "DONE":
-            raise ChannelFailed(f"NIXL ended a transfer with {state}")
-        return True
-
-    async def _wait(self, under_way: list[Any], peer: Peer, *, leave: int) -> None:
-        waking: asyncio.Task[Any] | None = None
-        wake_at = 0.0
-        tries = 0
-        try:
-            while len(under_way) > leave:
-                handles, under_way[:] = under_way[:], []
-                for at, handle in enumerate(handles):
-                    try:
-                        state = self._agent.check_xfer_state(handle)
-                    except Exception as error:
-                        under_way.extend(handles[at + 1 :])
-                        raise self._failure(error) from error
-                    self._take(handle, state, under_way)
-                if waking is not None and waking.done():
-                    waking.result()
-                    waking = None
-                if len(under_way) > leave and waking is None and time.monotonic() >= wake_at:
-                    wake_at = time.monotonic() + _WAKE_AGAIN_S
-                    waking = asyncio.get_running_loop().create_task(peer.ask(Wake(backend="nixl")))
-                tries += 1
-                await asyncio.sleep(0 if tries % TRIES else PAUSE_S)
-        finally:
-            if waking is not None:
-                waking.cancel()
-                await asyncio.wait([waking])
-                if not waking.cancelled():
-                    waking.exception()
-
-    async def _abandon(self, under_way: list[Any]) -> None:
-        """Nothing may write to the targets any more: let it end, or destroy the agent that does it."""
-        until = time.monotonic() + _ABANDON_S
-        while under_way and time.monotonic() < until and self._agent is not None:
-            for handle in list(under_way):
-                try:
-                    if self._agent.check_xfer_state(handle) == "PROC":
-                        continue
-                    self._agent.release_xfer_handle(handle)
-                except Exception:  # noqa: S110 (it has ended, whichever way)
-                    pass
-                under_way.remove(handle)
-            await asyncio.sleep(0)
-        if under_way:
-            self.is_broken = True
-            under_way.clear()
-            self._agent = None
-
-    def _failure(self, error: Exception) -> ChannelFailed:
-        failed = ChannelFailed(f"NIXL: {error}")
+    @classmethod
+    def by(cls, error: Exception, doing: str) -> "ChannelFailed":
+        failed = cls(f"NIXL {doing}: {error}")
         failed.peer_is_gone = type(error).__name__ == "nixlRemoteDisconnectError"
         return failed
 
 
-def batches(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Lists of at most 4 MiB together: what one call may copy while the loop waits."""
-    found: list[list[Piece]] = []
-    held = _PIECE_BYTES
-    for to, source, length in pieces:
-        at = 0
-        while at < length:
-            if held >= _PIECE_BYTES:
-                found.append([])
-                held = 0
-            part = min(length - at, _PIECE_BYTES - held)
-            found[-1].append((to + at, source + at, part))
-            at += part
-            held += part
-    return found
+class Channel:
+    """It has one user at a time, who may call it in any thread, and is thrown away when anything goes wrong.
+
+    What the loop wants of it meanwhile (`add_region`, `remove_region`, `close`) is done when it is given back (`rest`).
+    """
+
+    def __init__(self, agent: Any, generation: int = 0) -> None:
+        self.generation = generation
+        self.in_use = False
+        self.is_broken = False
+        self._agent = agent
+        self._remote = ""
+        self._metadata: set[bytes] = set()
+        self._own: dict[int, tuple[int, int, Any]] = {}
+        self._later: list[Callable[[], None]] = []
+        self._entry = memoryview(bytearray(ENTRY_BYTES))
+        self._entry_address = address_of(self._entry)
+        self._entries: OrderedDict[int, Any] = OrderedDict()
+        self._agent.register_memory([(self._entry_address, ENTRY_BYTES, 0, "")], "DRAM")
+
+    # On the loop.
+
+    def add_region(self, region: Region) -> None:
+        """Own memory, as a target: registered once and not per read."""
+        if self.in_use:
+            self._later.append(lambda: self._add(region))
+        else:
+            self._add(region)
+
+    def remove_region(self, region: Region) -> None:
+        """It keeps the memory alive until NIXL has let go of it."""
+        if self.in_use:
+            self._later.append(lambda: self._remove(region))
+        else:
+            self._remove(region)
+
+    def rest(self) -> None:
+        """Its user is done."""
+        self.in_use = False
+        later, self._later = self._later, []
+        for each in later:
+            if not self.is_broken:
+                each()
+
+    def close(self) -> None:
+        """Nothing is written by it any more once it has no user."""
+        self.is_broken = True
+        if not self.in_use:
+            self.destroy()
+
+    # By its user.
+
+    def knows(self, metadata: bytes) -> bool:
+        return metadata in self._metadata
+
+    def know(self, metadata: bytes) -> None:
+        """It takes 10 ms, mostly for the connection. Raise ChannelFailed."""
+        if metadata in self._metadata:
+            return
+        self._entries.clear()  # they were made with what was known before
+        remote = self._call("does not take the metadata", "add_remote_agent", metadata)
+        self._remote = remote.decode() if isinstance(remote, bytes) else remote
+        if len(self._metadata) >= _METADATA_KEPT:
+            self._metadata.clear()
+        self._metadata.add(metadata)
+
+    def strangers(self, pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+        """Targets that are no memory of this agent: (start, end), in order."""
+        start = end = 0
+        spans: list[tuple[int, int]] = []
+        for to, _, length in pieces:
+            if start <= to and to + length <= end:
+                continue
+            for first, last, _ in self._own.values():
+                if first <= to and to + length <= last:
+                    start, end = first, last
+                    break
+            else:
+                spans.append((to, to + length))
+        return _merged(spans)
+
+    def register(self, spans: Sequence[tuple[int, int]], place: Place) -> Any:
+        """For one read: a handle for `deregister`. Raise ChannelFailed."""
+        descs = [(start, end - start, place.device, "") for start, end in spans]
+        return self._call("cannot register the targets", "register_memory", descs, place.kind)
+
+    def deregister(self, handle: Any) -> None:
+        with contextlib.suppress(ChannelFailed):
+            self._call("cannot let go of the targets", "deregister_memory", handle)
+
+    def transfer(self, pieces: Sequence[Piece], places: tuple[Place, Place]) -> Any:
+        """One that is to be posted; `let_go` of it in the end. Raise ChannelFailed."""
+        to_place, from_place = places
+        local = [(to, length, to_place.device) for to, _, length in pieces]
+        remote = [(source, length, from_place.device) for _, source, length in pieces]
+        here = self._call("cannot begin", "get_xfer_descs", local, to_place.kind)
+        there = self._call("cannot begin", "get_xfer_descs", remote, from_place.kind)
+        return self._call("cannot begin", "initialize_xfer", "READ", here, there, self._remote)
+
+    def entry_transfer(self, address: int) -> Any:
+        """Of an entry of the lease table. It stays with the channel: a lease is read from more than once."""
+        handle = self._entries.pop(address, None)
+        if handle is None:
+            handle = self.transfer([(self._entry_address, address, ENTRY_BYTES)], (HOST, HOST))
+            while len(self._entries) >= _ENTRIES_KEPT:
+                self._entries.popitem(last=False)
+        self._entries[address] = handle
+        self._entry[:] = bytes(ENTRY_BYTES)
+        return handle
+
+    def post(self, handle: Any) -> str:
+        """Begin it: DONE, PROC or ERR. Raise ChannelFailed."""
+        state: str = self._call("cannot read", "transfer", handle)
+        return state
+
+    def entry(self) -> bytes:
+        """What the last entry was; zeros, which no lease has, before it has come."""
+        return bytes(self._entry)
+
+    def state(self, handle: Any) -> str:
+        """Raise ChannelFailed."""
+        state: str = self._call("cannot read", "check_xfer_state", handle)
+        return state
+
+    def let_go(self, handle: Any) -> None:
+        """Of a transfer that has ended, not of an entry's."""
+        with contextlib.suppress(ChannelFailed):
+            self._call("cannot let go", "release_xfer_handle", handle)
+
+    def destroy(self) -> None:
+        """Nothing is written by it any more."""
+        self.is_broken = True
+        self._later.clear()
+        self._entries.clear()
+        self._own.clear()
+        self._agent = None
+
+    # Inside.
+
+    def _add(self, region: Region) -> None:
+        kind, address, device = placed(region)
+        try:
+            handle = self._call("cannot register", "register_memory", [(address, region.size_bytes, device, "")], kind)
+        except ChannelFailed:
+            self.is_broken = True
+            return
+        self._own[region.region_id] = (address, address + region.size_bytes, handle)
+
+    def _remove(self, region: Region) -> None:
+        found = self._own.pop(region.region_id, None)
+        if found is not None:
+            self.deregister(found[2])
+
+    def _call(self, doing: str, name: str, *arguments: Any) -> Any:
+        """A method of NIXL's. Raise ChannelFailed."""
+        if self._agent is None:
+            raise ChannelFailed("the channel was closed")
+        try:
+            return getattr(self._agent, name)(*arguments)
+        except Exception as error:  # the library has exceptions of its own without a common root
+            failed = ChannelFailed.by(error, doing)
+        try:
+            raise failed  # outside of the handler: `error` has frames that refer to the agent
+        finally:
+            del failed, arguments  # so has this one
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
