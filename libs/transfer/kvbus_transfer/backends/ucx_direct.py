@@ -130,7 +130,8 @@ class DirectReader:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvbus-ucx")
         self._making = threading.Lock()
         self._idle: dict[_Key, list[Channel]] = {}
-        self._unreachable: dict[_Key, None] = {}
+        self._unreachable: dict[_Key, float] = {}
+        self._rest_s = limits.backend_rest_s
         self._is_stopped = False
 
     async def stop(self) -> None:
@@ -151,7 +152,9 @@ class DirectReader:
     async def fetch(self, job: ReadJob) -> bool:
         """False: these blocks cannot be read so. Raise TransferError."""
         peer = job.peer
-        if _key(peer) in self._unreachable or not all(isinstance(target, memoryview) for target in job.targets):
+        if not all(isinstance(target, memoryview) for target in job.targets):
+            return False
+        if time.monotonic() < self._unreachable.get(_key(peer), 0.0):
             return False
         entry = b""
         for attempt in (1, 2):
@@ -165,7 +168,8 @@ class DirectReader:
                 break
             except Unreachable as error:
                 log.info("ucx_not_one_sided", extra={"peer": peer.info.agent_id, "why": str(error)})
-                self._unreachable[_key(peer)] = None
+                self._unreachable.pop(_key(peer), None)
+                self._unreachable[_key(peer)] = time.monotonic() + self._rest_s
                 while len(self._unreachable) > _UNREACHABLE_KEPT:
                     del self._unreachable[next(iter(self._unreachable))]
                 return False
@@ -203,8 +207,7 @@ class DirectReader:
 
     async def _take(self, peer: Peer, place: Place) -> Channel:
         """Raise Unreachable."""
-        idle = self._idle.get(_key(peer))
-        if idle:
+        if idle := self._idle.get(_key(peer)):
             return idle.pop()
         making = asyncio.get_running_loop().run_in_executor(self._threads, self._make, place.worker)
         try:
@@ -239,7 +242,7 @@ class DirectReader:
     async def _give(self, peer: Peer, channel: Channel) -> None:
         """One that may still write to targets is closed before they are given back."""
         if channel.is_good and not self._is_stopped and not peer.is_gone:
-            self._idle.setdefault(_key(peer), []).append(channel)
+            self._idle[_key(peer)] = [*self._idle.pop(_key(peer), ()), channel]
             while sum(map(len, self._idle.values())) > _CHANNELS_KEPT:
                 self._forget(next(iter(self._idle)))
             return

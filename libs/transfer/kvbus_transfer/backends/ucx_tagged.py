@@ -30,8 +30,8 @@ _ABANDON_S = 0.5
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """Where to send: address of the reader's worker, tag of the first message. ``handles_errors``: the endpoint notices by itself
-    that the peer is gone; between processes of one container it need not, and is ten times faster. (Between network namespaces of
-    one host it must: without, UCX waits for ever there.)"""
+    that the peer is gone. For device memory, between processes of one container, it need not, and is ten times faster. Everywhere
+    else it must: without, UCX waits for ever, or ends the process when a copy fails."""
 
     address: bytes
     tag: int
@@ -107,7 +107,7 @@ class TaggedMessages:
                 channel.worker.tag_recv(self._wrap(piece), self._ucx.UCXXTag(tag + number))
                 for number, piece in enumerate(pieces_of(job.targets))
             ]
-            target = Target(channel.address, tag, job.peer.info.backends[NAME] != self.info)
+            target = Target(channel.address, tag, self._must_handle_errors(job))
             fetch = Fetch(
                 grant=job.grant,
                 indices=job.indices,
@@ -123,6 +123,10 @@ class TaggedMessages:
             except BaseException:
                 await to_the_end(self._abandon(asking, channel, receiving))
                 raise
+
+    def _must_handle_errors(self, job: ReadJob) -> bool:
+        on_device = not any(isinstance(target, memoryview) for target in job.targets)
+        return not on_device or job.peer.info.backends[NAME] != self.info
 
     async def _abandon(self, asking: "asyncio.Task[Any]", channel: Progress, receiving: Sequence[Any]) -> None:
         """Nothing may write to the targets any more: what is under way arrives, unless the owner is gone. What then is left can
