@@ -1,4 +1,4 @@
-"""kvbm and torch workers as processes of one or several hosts."""
+"""kvbm and workers as processes of one or several hosts."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,12 +24,14 @@ class KvbmHost:
         folder: Path,
         model: Path,
         *,
+        engine: str = "torch",
         host_id: str = "host-1",
         wrap: Sequence[str] = (),
     ) -> None:
         self._stack = stack
         self._folder = folder
         self._model = model
+        self._engine = engine
         self._wrap = wrap
         self._common = {
             "--nats": nats_url,
@@ -48,10 +50,10 @@ class KvbmHost:
         return self._start(
             "kvbus_worker",
             instance_id=instance_id,
-            engine="torch",
+            engine=self._engine,
             model=str(self._model),
             served_model_name="tiny",
-            kv_blocks="64",
+            kv_blocks="320",
             threads="1",
         )
 

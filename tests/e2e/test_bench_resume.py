@@ -1,10 +1,16 @@
 """`kvbus bench resume`: from where an idle session comes back, and what the figures say about it."""
 
 import json
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
-from kvbus_testkit.up import run_kvbus
+import pytest
+
+from kvbus_testkit.timing import eventually_sync, scaled
+from kvbus_testkit.up import KVBUS, clean_environment, is_alive, run_kvbus
 
 FIELDS = {
     "kvbus_version", "python", "cores", "engine", "tokens", "idle_s", "repetitions", "block_bytes", "max_ratio", "within",
@@ -34,3 +40,32 @@ def test_a_session_that_lost_its_place_comes_back_from_a_tier(tmp_path: Path) ->
 
 def test_a_prompt_that_is_too_short_is_a_bad_argument() -> None:
     assert run_kvbus("bench", "resume", "--tokens", "10").returncode == 2
+
+
+def services_of(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_its_services_before_itself(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**clean_environment(), "TMPDIR": str(tmp_path)}
+    command = [*KVBUS, "bench", "resume", "--tokens", "2000", "--idle-s", "600", "--only", "prefetched"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
+        try:
+            # The session waits for its tool: that it was answered is in the frontend's log.
+            answered = "*/logs/frontend*.log"
+            eventually_sync(
+                lambda: any('"event": "request"' in log.read_text() for log in tmp_path.glob(f"*/{answered}")),
+                timeout_s=60,
+                what="a session that waits",
+            )
+            pids = services_of(bench.pid)
+            assert len(pids) >= 6
+            os.kill(bench.pid, number)
+            assert bench.wait(scaled(30)) == 128 + number
+        finally:
+            bench.kill()
+    assert not any(is_alive(pid) for pid in pids)
+    assert list(tmp_path.iterdir()) == [], "nothing is left on the disk either"

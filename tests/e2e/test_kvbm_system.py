@@ -13,7 +13,7 @@ from kvbus_worker.models import tiny
 pytest.importorskip("torch")
 
 BLOCK = 16
-QUESTION = [{"role": "user", "content": "What does the tide do to a lighthouse that stands on a sandbank? " * 6}]
+QUESTION = [{"role": "user", "content": "What does the tide do to a lighthouse that stands on a sandbank? " * 63}]
 
 
 async def worker_that_offloaded(system: System) -> str:
@@ -26,14 +26,15 @@ async def worker_that_offloaded(system: System) -> str:
 async def test_the_other_worker_answers_the_same_with_the_prefix_from_host_memory(tmp_path: Path) -> None:
     arenas = tmp_path / "arenas"
     arenas.mkdir()
-    model = tiny.write(tmp_path / "tiny", arch="qwen3")
-    flags = ("--engine", "torch", "--model", str(model), "--served-model-name", "tiny", "--kv-blocks", "256")
+    model = tiny.write(tmp_path / "tiny", arch="qwen3", context_length=8192)
+    flags = ("--engine", "torch", "--model", str(model), "--served-model-name", "tiny", "--kv-blocks", "320")
     kvbm_flags = ("--arena-dir", str(arenas), "--g2-bytes", str(64 << 20))
     async with System(flags, flags={"kvbm": kvbm_flags}) as system:
         first = await system.chat(QUESTION, max_tokens=20, ignore_eos=True)
         assert first.cached_tokens == 0
         assert first.usage is not None
         prompt_tokens = first.usage["prompt_tokens"]
+        assert prompt_tokens > 4096
         reusable = (prompt_tokens - 1) // BLOCK * BLOCK
 
         async def is_written_through() -> bool:

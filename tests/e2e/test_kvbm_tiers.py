@@ -1,4 +1,4 @@
-"""A real transformer's blocks through disk and cluster store, over the death of everything that computed them."""
+"""The blocks of a long prompt through host memory, disk and cluster store, over the death of everything that computed them."""
 
 import os
 import subprocess
@@ -17,14 +17,52 @@ from tests.e2e.kvbm_hosts import BLOCK, KvbmHost, until_in_tier
 
 pytest.importorskip("torch")
 
-PROMPT = [(i * 37 + i // 5) % 190 + 12 for i in range(11 * BLOCK + 5)]
+PROMPT = [(i * 37 + i // 5) % 190 + 12 for i in range(4096 + 5)]
 BLOCKS = len(PROMPT) // BLOCK
+
+
+def write_model(folder: Path) -> Path:
+    return tiny.write(folder / "tiny", arch="qwen3", context_length=8192)
+
+
+@pytest.fixture(params=["torch", "mock"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def test_a_worker_answers_the_same_from_the_blocks_of_one_that_was_killed(
+    nats_server: NatsServer, namespace: str, tmp_path: Path, engine: str
+) -> None:
+    model = write_model(tmp_path)
+    common = CommonSettings(nats=nats_server.url, namespace=namespace, health_port=-1, kv_stream_max_bytes=STREAM_BYTES)
+    with ExitStack() as stack:
+        host = KvbmHost(stack, nats_server.url, namespace, tmp_path, model, engine=engine)
+        host.kvbm().wait_ready()
+        first = host.worker("worker-a")
+        first.wait_ready(timeout_s=60)
+        async with (
+            asking(common, "tiny") as asker,
+            by_hand(nats_server.url, namespace, "worker-watch", host.kvbm_id) as watch,
+        ):
+            turn = await asker.ask("worker-a", PROMPT)
+            assert (turn.cached, len(turn.tokens)) == (0, 24)
+            next_turn = [*PROMPT, *turn.tokens, *PROMPT[:7]]
+            expected = await asker.ask("worker-a", next_turn)
+            await until_in_tier(watch, "g2", len(next_turn) // BLOCK)
+            first.kill()
+            second = host.worker("worker-b")
+            second.wait_ready(timeout_s=60)
+            second.wait_for_event("kvbm_attached")
+            answer = await asker.ask("worker-b", next_turn)
+            assert answer.onboarded == answer.cached >= BLOCKS * BLOCK
+            assert answer.tokens == expected.tokens
+            assert (await asker.ask("worker-b", PROMPT)).tokens == turn.tokens
 
 
 async def test_a_new_worker_and_a_new_kvbm_answer_the_same_from_the_disk_of_those_that_were_killed(
     nats_server: NatsServer, namespace: str, tmp_path: Path
 ) -> None:
-    model = tiny.write(tmp_path / "tiny", arch="qwen3")
+    model = write_model(tmp_path)
     common = CommonSettings(nats=nats_server.url, namespace=namespace, health_port=-1, kv_stream_max_bytes=STREAM_BYTES)
     disk = {"g3_dir": str(tmp_path / "disk"), "g3_bytes": str(64 << 20), "g3_segment_bytes": str(8 << 20)}
     with ExitStack() as stack:
@@ -100,7 +138,7 @@ async def test_hosts_in_network_namespaces_of_their_own_share_the_store(namespac
 async def over_the_store(
     nats_url: str, namespace: str, folder: Path, *, wraps: Sequence[Sequence[str]], urls: Sequence[str] = ()
 ) -> None:
-    model = tiny.write(folder / "tiny", arch="qwen3")
+    model = write_model(folder)
     common = CommonSettings(nats=nats_url, namespace=namespace, health_port=-1, kv_stream_max_bytes=STREAM_BYTES)
     (folder / "store").mkdir()
     store = {"g4_url": f"file://{folder / 'store'}"}

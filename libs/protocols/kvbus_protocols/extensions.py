@@ -80,8 +80,16 @@ class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def pin(self) -> str | None:
         """The worker that has to serve the request."""
-        pinned = self.decode_worker_id if self.decode_worker_id is not None else self.backend_instance_id
-        return None if pinned is None or pinned == "" else str(pinned)
+        return _named(self.decode_worker_id if self.decode_worker_id is not None else self.backend_instance_id)
+
+    @property
+    def prefill_pin(self) -> str | None:
+        """The worker that has to compute the prompt for it."""
+        return _named(self.prefill_worker_id)
+
+
+def _named(instance: InstanceId | None) -> str | None:
+    return None if instance is None or instance == "" else str(instance)
 
 
 class MockScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

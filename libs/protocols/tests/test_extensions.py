@@ -46,6 +46,7 @@ def test_every_field_that_dynamo_defines_is_taken() -> None:
     assert {name: value for name, value in msgspec.to_builtins(request.nvext).items() if value is not None} == nvext
     assert request.nvext is not None
     assert request.nvext.pin == "w1"
+    assert request.nvext.prefill_pin == "1"
 
 
 @pytest.mark.parametrize(

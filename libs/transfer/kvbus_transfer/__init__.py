@@ -10,7 +10,6 @@ from kvbus_transfer.arena import (
     ArenaNoRoom,
     ArenaUnavailable,
     checksum,
-    copy_and_checksum,
     remove_stale,
 )
 from kvbus_transfer.counters import TransferCounters
@@ -32,6 +31,7 @@ from kvbus_transfer.leases import LeaseEnd
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.ownership import Granted
 from kvbus_transfer.regions import FileSegment, Region
+from kvbus_transfer.verified import copy_verified
 
 __all__ = [
     "AgentInfo",
@@ -63,7 +63,7 @@ __all__ = [
     "TransferLimits",
     "TransferTimeout",
     "checksum",
-    "copy_and_checksum",
+    "copy_verified",
     "fingerprint",
     "host_memory",
     "remove_stale",

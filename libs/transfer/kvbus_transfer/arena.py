@@ -26,7 +26,6 @@ from kvbus_transfer.host_memory import ask_for_huge_pages
 
 # How often a creator tries again when `remove_stale` of another process took the new file before it was locked.
 _CREATE_ATTEMPTS = 16
-_PIECE_BYTES = 1 << 20
 
 
 class ArenaError(Exception):
@@ -71,20 +70,6 @@ class ArenaClosed(ArenaError):
 def checksum(view: memoryview | bytes) -> int:
     """XXH3-64 of the bytes, an unsigned 64-bit integer. It finds corruption, not attackers."""
     return xxhash.xxh3_64_intdigest(view)
-
-
-def copy_and_checksum(source: memoryview, into: memoryview) -> int:
-    """Copy, and return the checksum of what was copied: taken of the copy, since the source may change meanwhile.
-
-    Piece by piece, so that hashing finds most of each one in the processor's caches. Not in smaller pieces: from about 1 MiB on the
-    C library copies past the cache. 256 MiB in blocks of 2 MiB took 24 ms as plain copies, 30 ms so, 46 ms in pieces of 256 KiB.
-    """
-    digest = xxhash.xxh3_64()
-    for at in range(0, len(source), _PIECE_BYTES):
-        piece = into[at : at + _PIECE_BYTES]
-        piece[:] = source[at : at + _PIECE_BYTES]
-        digest.update(piece)
-    return digest.intdigest()
 
 
 class Arena:

@@ -83,7 +83,8 @@ class PinBlocks(Message, frozen=True):
 
     Blocks behind those in G2 that lie in lower tiers are brought up meanwhile; ``wait_s``: how long to wait for the first of them
     when none lies in G2 (0: not at all, and nothing is brought up). ``parent``: the block before them; without it blocks in the
-    middle of a chain are found only where kvbm knows their beginning.
+    middle of a chain are found only where kvbm knows their beginning. ``tiers``: of the lower ones only these are read for it
+    (empty: all).
     """
 
     pool_id: str
@@ -91,16 +92,22 @@ class PinBlocks(Message, frozen=True):
     keys: bytes
     wait_s: float = 0.0
     parent: bytes = b""
+    tiers: tuple[str, ...] = ()
 
 
 class PinnedBlocks(Message, frozen=True):
     """``slots`` of the leading blocks that are there; none: no lease was made and ``lease_id`` is empty. ``coming``: so many more
-    are on their way from lower tiers (ask again, for what follows)."""
+    are on their way from lower tiers (ask again, for what follows).
+
+    ``brought``: so many of ``slots`` came up from which tier for this reader; the others were in G2. ``awaits``: the tier that
+    is being read for what is coming (empty: none yet)."""
 
     lease_id: str
     lease_s: float
     slots: tuple[Slot, ...]
     coming: int = 0
+    brought: dict[str, int] = {}
+    awaits: str = ""
 
 
 class ReleaseLease(Message, frozen=True):
@@ -127,8 +134,8 @@ class Retained(Message, frozen=True):
 
 
 class DropBlocks(Message, frozen=True):
-    """Nobody needs these blocks any more (packed, each without what hangs below it unless that is named, too): free them now, in
-    all tiers. On the control subject of workers and of kvbm. What is in use or has other blocks below it stays."""
+    """Nobody needs these blocks any more (packed, in any order, each without what hangs below it unless that is named, too): free
+    them now, in all tiers. On the control subject of workers and of kvbm. What is in use or has other blocks below it stays."""
 
     model: str
     keys: bytes

@@ -11,6 +11,7 @@ class RouteRequest(Message, frozen=True):
     ``excluded``: workers that have failed this request already. ``deadline_ms``: unix milliseconds. Idempotent by ``request_id``:
     asking again moves the reservation. ``required_taints``: only workers that have all of them; ``preferred_taints``: the cost of a
     worker that has the taint is multiplied by this factor (below 1: preferred). ``explain``: the placement shall say why.
+    ``pinned``: the worker that has to serve it; ``prefill_pinned``: the one that has to compute its prompt, if it can.
     ``tenant``: who shares turns and limits; ``speculative``: not worth waiting for, so it is placed at once or refused.
     """
 
@@ -24,6 +25,7 @@ class RouteRequest(Message, frozen=True):
     session: SessionRef | None = None
     tenant: str = ""
     pinned: str | None = None
+    prefill_pinned: str | None = None
     allowed: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     required_taints: tuple[str, ...] = ()

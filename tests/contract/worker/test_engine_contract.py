@@ -414,6 +414,32 @@ async def test_what_is_said_of_blocks_holds_for_them(make_engine: MakeEngine) ->
         assert [held.kind for held in engine.directives(keys[:6])] == ["pinned"] * 2 + ["normal"] * 4
 
 
+async def test_what_is_said_of_imported_blocks_holds_before_they_are_used(make_engine: MakeEngine) -> None:
+    source, target = make_engine(), make_engine(total_blocks=24, pin_share=0.125)
+    tokens = prompt(8, 6 * SIZE)
+    keys = keys_of(tokens)
+    packed = [pack_tokens(tokens[i * SIZE : (i + 1) * SIZE]) for i in range(6)]
+    lease, ephemeral = Directive("pinned", 0, None, "t"), Directive("ephemeral")
+    async with running(source) as sent, running(target) as received:
+        source.submit(request("a", tokens, 1))
+        await sent.end_of("a")
+        target.submit(request("older", prompt(7, 40), 1))
+        await received.end_of("older")
+        data = [memoryview(bytearray(source.info.block_bytes)) for _ in keys]
+        assert await source.export_blocks(keys, data) == [True] * 6
+        assert await target.import_blocks(ROOT, keys[:2], packed[:2], data[:2], [None, lease]) == 2
+        said = [lease, lease, lease, ephemeral]
+        assert await target.import_blocks(keys[1], keys[2:], packed[2:], data[2:], said) == 4
+        # A tenant pins three blocks here; what is above that has a priority.
+        kinds = [held.kind for held in target.directives(keys)]
+        assert kinds == ["normal", "pinned", "pinned", "pinned", "normal", "ephemeral"]
+        assert target.directives(keys)[4].priority > 0
+        target.submit(request("needs one block", prompt(9, 16 * SIZE + 8), 1))
+        await received.end_of("needs one block")
+        assert target.cached_blocks(keys) == 5, "the ephemeral one goes first"
+        assert target.cached_blocks(keys_of(prompt(7, 40))) == 2
+
+
 async def test_touched_blocks_stay_longer_than_others(make_engine: MakeEngine) -> None:
     engine = make_engine(total_blocks=24)
     async with running(engine) as recorder:

@@ -21,7 +21,7 @@ async def pair(
     request: pytest.FixtureRequest, settings: CommonSettings, tmp_path: Path
 ) -> AsyncIterator[tuple[Client, FakeKvbm]]:
     async with (
-        kvbm_host(settings, tmp_path, g3_bytes=getattr(request, "param", 0)) as kvbm,
+        kvbm_host(settings, tmp_path, **getattr(request, "param", {})) as kvbm,
         host("worker", settings, start_client) as worker,
     ):
         client, fake = worker.app, kvbm.app

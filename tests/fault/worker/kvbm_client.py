@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -52,8 +53,8 @@ KEYS = chain_keys(DOMAIN, pack_tokens(TOKENS), BLOCK)
 class FakeKvbm:
     """Just enough of kvbm, with a switch for every fault. ``blocks``: key -> slot index, checksum.
 
-    ``below``: keys of blocks that count as lying in a lower tier; each pin that waits brings ``lifts`` of them up once ``lift`` is
-    set. ``unpinned``: what it says of RetainBlocks."""
+    ``below``: keys of blocks that count as lying in a lower tier, ``tier`` (or that of ``tiers``); each pin that waits brings
+    ``lifts`` of them up once ``lift`` is set. ``unpinned``: what it says of RetainBlocks."""
 
     def __init__(self, service: Service, directory: Path) -> None:
         self.service = service
@@ -67,6 +68,9 @@ class FakeKvbm:
         self.hang: set[str] = set()
         self.lease_s = 10.0
         self.below: set[bytes] = set()
+        self.tier = "g3"
+        self.tiers: dict[bytes, str] = {}
+        self.asked_tiers: list[tuple[str, ...]] = []
         self.lift = asyncio.Event()
         self.lift.set()
         self.lifts = 3
@@ -128,18 +132,24 @@ class FakeKvbm:
         known = next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
         high = next((i for i, key in enumerate(keys[:known]) if key in self.below), known)
         self.waits.append(message.wait_s)
+        brought: Counter[str] = Counter()
+        if message.wait_s:
+            self.asked_tiers.append(message.tiers)
         if not high and known and message.wait_s:
             try:
                 async with asyncio.timeout(min(message.wait_s, self.max_wait_s)):
                     await self.lift.wait()
             except TimeoutError:
-                return PinnedBlocks(lease_id="", lease_s=0.0, slots=(), coming=known)
+                awaits = self.tiers.get(keys[0], self.tier)
+                return PinnedBlocks(lease_id="", lease_s=0.0, slots=(), coming=known, awaits=awaits)
             high = min(known, self.lifts)
+            brought.update(self.tiers.get(key, self.tier) for key in keys[:high] if key in self.below)
+            del brought["g2"]
             self.below.difference_update(keys[:high])
         lease_id = f"r{len(self.calls)}" if high else ""
         slots = tuple(self.blocks[key] for key in keys[:high])
         coming = known - high if message.wait_s else 0
-        return PinnedBlocks(lease_id=lease_id, lease_s=self.lease_s, slots=slots, coming=coming)
+        return PinnedBlocks(lease_id=lease_id, lease_s=self.lease_s, slots=slots, coming=coming, brought=dict(brought))
 
     def spoil(self, key: bytes) -> None:
         assert self.arena is not None
@@ -226,8 +236,11 @@ class Client:
 
     def slow_prefill(self) -> None:
         """Computing takes so long that anything else is sooner."""
+        self.prefill(1.0)
+
+    def prefill(self, tokens_per_s: float) -> None:
         load = self.engine.load
-        self.engine.load = lambda: msgspec.structs.replace(load(), prefill_tokens_per_s=1.0)  # type: ignore[method-assign]
+        self.engine.load = lambda: msgspec.structs.replace(load(), prefill_tokens_per_s=tokens_per_s)  # type: ignore[method-assign]
 
     def metric(self, name: str, **labels: str) -> float:
         return self.service.metrics.value(name, labels or None)
@@ -253,12 +266,12 @@ async def start_client(service: Service, settings: CommonSettings) -> Client:
 
 
 def kvbm_host(
-    settings: CommonSettings, directory: Path, *, g3_bytes: int = 0
+    settings: CommonSettings, directory: Path, *, g3_bytes: int = 0, g4_store: str = ""
 ) -> contextlib.AbstractAsyncContextManager[RunningService[CommonSettings]]:
     async def start(service: Service, settings: CommonSettings) -> FakeKvbm:
         fake = FakeKvbm(service, directory)
         await service.bus.serve(service.bus.subjects.kvbm(service.instance_id), MESSAGES, fake.handle)
-        await service.register(kvbm=KvbmRecord(g2_bytes=1, g3_bytes=g3_bytes))
+        await service.register(kvbm=KvbmRecord(g2_bytes=1, g3_bytes=g3_bytes, g4_store=g4_store))
         return fake
 
     return host("kvbm", settings, start)

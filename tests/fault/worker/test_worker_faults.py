@@ -226,7 +226,12 @@ class BrokenEngine:
         return [False] * len(keys)
 
     async def import_blocks(
-        self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], data: Sequence[memoryview]
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        data: Sequence[memoryview],
+        said: Sequence[Directive | None] = (),
     ) -> int:
         return 0
 

@@ -12,7 +12,8 @@ from kvbus_wire.packing import pack_tokens, unpack_keys
 from kvbus_worker.engines.base import DirectiveRun
 from tests.fault.worker.kvbm_client import BLOCK, KEYS, TOKENS, Client, FakeKvbm, offloaded
 
-with_g3 = pytest.mark.parametrize("pair", [1 << 20], indirect=True)
+with_g3 = pytest.mark.parametrize("pair", [{"g3_bytes": 1 << 20}], indirect=True)
+with_g3_and_g4 = pytest.mark.parametrize("pair", [{"g3_bytes": 1 << 20, "g4_store": "file:///s"}], indirect=True)
 
 
 async def _in_lower_tier(client: Client, fake: FakeKvbm, first: int) -> None:
@@ -161,3 +162,63 @@ async def test_a_lost_lease_says_nothing_of_the_pool(pair: tuple[Client, FakeKvb
     )
     assert client.link.pool is not None
     assert fake.calls.count("AttachPool") == 1
+
+
+@with_g3_and_g4
+async def test_each_tier_has_the_rate_at_which_its_own_blocks_came(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await _in_lower_tier(client, fake, 4)
+    fake.tiers = dict.fromkeys(KEYS[7:], "g4")
+    client.slow_prefill()
+    assert await client.onboard() == len(KEYS) * BLOCK
+    assert client.kvbm.rates.tokens_per_s.keys() == {"g2", "g3", "g4"}
+    assert set(fake.asked_tiers) == {("g3", "g4")}
+
+
+@with_g3_and_g4
+async def test_blocks_of_two_tiers_at_once_say_nothing_of_either(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await _in_lower_tier(client, fake, 0)
+    fake.tiers, fake.lifts = dict.fromkeys(KEYS[7:], "g4"), len(KEYS)
+    client.slow_prefill()
+    assert await client.onboard() == len(KEYS) * BLOCK
+    assert client.kvbm.rates.tokens_per_s == {}
+
+
+@with_g3_and_g4
+async def test_what_was_brought_up_for_another_reader_says_nothing_of_host_memory(
+    pair: tuple[Client, FakeKvbm],
+) -> None:
+    client, fake = pair
+    await _in_lower_tier(client, fake, 0)
+    fake.tiers = dict.fromkeys(KEYS, "g2")
+    client.slow_prefill()
+    assert await client.onboard() == len(KEYS) * BLOCK
+    assert client.kvbm.rates.tokens_per_s == {}
+
+
+@with_g3_and_g4
+async def test_a_tier_that_gives_nothing_in_time_is_left_out_and_the_other_one_is_not(
+    pair: tuple[Client, FakeKvbm],
+) -> None:
+    client, fake = pair
+    await _in_lower_tier(client, fake, 0)
+    fake.tier = "g4"
+    fake.lift.clear()
+    client.prefill(400.0)
+    assert await client.onboard() == 0
+    assert await client.onboard() == 0
+    assert fake.asked_tiers[0] == ("g3", "g4")
+    assert fake.asked_tiers[-1] == ("g3",)
+    assert client.link.pool is not None
+
+
+@with_g3
+async def test_a_tier_that_is_slower_than_the_limit_leaves_host_memory_in_use(pair: tuple[Client, FakeKvbm]) -> None:
+    client, fake = pair
+    await _in_lower_tier(client, fake, 0)
+    fake.lift.clear()
+    client.slow_prefill()
+    assert await client.onboard() == 0
+    assert client.metric("kvbm_failures_total", operation="onboard", reason="deadline_exceeded") <= 1
+    assert client.link.pool is not None, "that says nothing of host memory"

@@ -101,6 +101,8 @@ class FakeWorker:
         self.answer: Callable[[Generate], Accepted | NeedTokens] = lambda m: Accepted(
             request_id=m.request_id, incarnation=service.incarnation
         )
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
         self._sent: dict[str, list[StepFrame]] = {}
         self._cancelled = asyncio.Event()
 
@@ -132,6 +134,8 @@ class FakeWorker:
             self.prefetches.append(message)
             return self.bring(message)
         self.requests.append(message)
+        self.asked.set()
+        await self.may_answer.wait()
         reply = self.answer(message)
         if isinstance(reply, Accepted):
             self.service.spawn(self._run(message), name="play")

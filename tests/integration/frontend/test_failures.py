@@ -77,6 +77,18 @@ async def test_a_worker_that_disappears_is_left(cluster: Any) -> None:
     assert (status, body["choices"][0]["message"]["content"]) == (200, "one two")
 
 
+async def test_a_worker_that_disappears_before_it_has_answered_is_left(cluster: Any) -> None:
+    await cluster.start(generate_timeout_s=3600.0)
+    await cluster.add_worker("w2")
+    cluster.worker.may_answer.clear()
+    answer = asyncio.create_task(cluster.chat())
+    await cluster.worker.asked.wait()
+    cluster.worker.service.stop("test")
+    status, body = await answer
+    assert (status, body["choices"][0]["message"]["content"]) == (200, "Hello world")
+    assert cluster.metric("migrations_total", reason="unavailable") == 1
+
+
 @pytest.mark.parametrize("code", [ErrorCode.DRAINING, ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE])
 async def test_a_worker_that_refuses_for_now_is_passed_over(cluster: Any, code: ErrorCode) -> None:
     await cluster.start()

@@ -224,11 +224,14 @@ async def test_retain_reaches_the_journal(tmp_path: Path, opened: Opened) -> Non
     assert [m.directive.kind for m in again.blocks(SPEC)] == ["pinned", "normal"]
 
 
-async def test_drop_frees_children_first_and_not_what_others_hang_on(tmp_path: Path, opened: Opened) -> None:
+@pytest.mark.parametrize("order", ["abc", "cba", "bca", "cabcab"])
+async def test_drop_frees_children_first_and_not_what_others_hang_on(
+    order: str, tmp_path: Path, opened: Opened
+) -> None:
     tier, heard = await opened.open(tmp_path)
     await put(tier, "a", "b", "c")
     await put(tier, "z", below="a")
-    assert await tier.drop(SPEC, [key(name) for name in ("a", "b", "c")]) == 2
+    assert await tier.drop(SPEC, [key(name) for name in order]) == 2
     assert heard.blocks[SPEC] == {"a", "z"}
     assert (await put(tier, "b", below="a")) == [True]
 

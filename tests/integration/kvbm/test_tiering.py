@@ -182,12 +182,13 @@ def app_of(running: RunningService[KvbmSettings]) -> KvbmApp:
     return running.app
 
 
-async def bring(worker: ByHand, names: Sequence[str], wait_s: float = 5.0) -> PinnedBlocks:
+async def bring(worker: ByHand, names: Sequence[str], wait_s: float = 5.0, tiers: tuple[str, ...] = ()) -> PinnedBlocks:
     request = PinBlocks(
         pool_id=worker.pool_id,
         instance_id=worker.service.instance_id,
         keys=pack_keys(map(key, names)),
         wait_s=wait_s,
+        tiers=tiers,
     )
     pinned: PinnedBlocks = await worker.ask(request, PinnedBlocks)
     return pinned
@@ -247,6 +248,80 @@ async def test_what_the_disk_lacks_is_read_from_the_store_of_the_cluster(stage: 
     assert sum(map(len, stage.tiers["g4"].reads)) == 3
     await eventually(lambda: len(stage.tiers["g3"].held) == 8, what="what came from the store on the disk")
     app_of(running)
+
+
+async def test_a_reader_hears_where_its_blocks_came_from(stage: Stage) -> None:
+    running = await stage.kvbm("g3", "g4")
+    worker, other = await stage.worker(), await stage.worker("worker-b")
+    chain = names("a", 8)
+    await worker.offload(chain)
+    assert (await bring(worker, chain)).brought == {}, "they are in G2"
+    await eventually(lambda: all(len(tier.held) == 8 for tier in stage.tiers.values()))
+    spec = next(iter(app_of(running).pools)).spec
+    await stage.tiers["g3"].drop(spec, [key(name) for name in chain[5:]])
+    await evict_all(worker, running)
+    store = stage.tiers["g4"]
+    store.open.clear()
+    first = await bring(worker, chain, wait_s=600)
+    assert (len(first.slots), first.brought, first.coming) == (5, {"g3": 5}, 3)
+    late = await bring(worker, chain[5:], wait_s=0.05)
+    assert (late.slots, late.coming, late.awaits) == ((), 3, "g4")
+    store.open.set()
+    rest = await bring(worker, chain[5:], wait_s=600)
+    assert (len(rest.slots), rest.brought, rest.awaits) == (3, {"g4": 3}, "")
+    assert (await bring(other, chain, wait_s=600)).brought == {}, "now they are in G2"
+
+
+async def test_pieces_that_come_in_another_order_came_from_there_as_well(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await stage.kvbm("g3", load_chunk_bytes=1000)
+    worker = await stage.worker()
+    chain = names("a", 3)
+    await worker.offload(chain)
+    disk = stage.tiers["g3"]
+    await eventually(lambda: len(disk.held) == 3)
+    await evict_all(worker, running)
+    read, behind = disk.read, asyncio.Event()
+
+    async def first_one_last(spec: PoolSpec, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[BlockMeta]:
+        if keys[0] == key(chain[0]):
+            await behind.wait()
+        metas = await read(spec, keys, into)
+        if keys[0] == key(chain[2]):
+            asyncio.get_running_loop().call_soon(behind.set)
+        return metas
+
+    monkeypatch.setattr(disk, "read", first_one_last)
+    pinned = await bring(worker, chain, wait_s=600)
+    assert (len(pinned.slots), pinned.brought) == (3, {"g3": 3})
+
+
+async def test_a_tier_that_its_reader_does_not_want_is_not_read(stage: Stage) -> None:
+    running = await stage.kvbm("g3", "g4")
+    worker, other = await stage.worker(), await stage.worker("worker-b")
+    chain = names("a", 8)
+    await worker.offload(chain)
+    await eventually(lambda: all(len(tier.held) == 8 for tier in stage.tiers.values()))
+    spec = next(iter(app_of(running).pools)).spec
+    await stage.tiers["g3"].drop(spec, [key(name) for name in chain[5:]])
+    await evict_all(worker, running)
+    assert len((await bring(worker, chain, wait_s=600, tiers=("g3",))).slots) == 5
+    nothing = await bring(worker, chain[5:], wait_s=600, tiers=("g3",))
+    assert (nothing.slots, nothing.coming) == ((), 0)
+    assert stage.tiers["g4"].reads == []
+    assert (await bring(worker, chain[5:], wait_s=600, tiers=("g5",))).coming == 0, "there is no such tier"
+    await evict_all(worker, running)
+    disk = stage.tiers["g3"]
+    disk.open.clear()
+    narrow = asyncio.ensure_future(bring(worker, chain, wait_s=600, tiers=("g3",)))
+    await eventually(lambda: len(disk.reads) > 1, what="a load from the disk alone")
+    wide = asyncio.ensure_future(bring(other, chain[:1], wait_s=600))
+    loads = app_of(running).loads
+    await eventually(lambda: [load.tiers for load in loads._living] == [frozenset()], what="both readers of one load")
+    disk.open.set()
+    await asyncio.gather(narrow, wide)
+    await eventually(lambda: len(stage.tiers["g4"].reads) > 0, what="what the other one wants, too")
 
 
 async def test_blocks_of_other_hosts_are_found_in_the_store(stage: Stage) -> None:
@@ -580,7 +655,8 @@ async def test_more_loads_than_the_limit_are_refused_and_counted(stage: Stage) -
     assert await onboard(worker, names("a", 4)) == [content(name) for name in names("a", 4)]
 
 
-async def test_dropped_blocks_leave_all_tiers_also_more_than_fit_into_one_request(stage: Stage) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+async def test_dropped_blocks_leave_all_tiers_also_more_than_fit_into_one_request(step: int, stage: Stage) -> None:
     running = await stage.kvbm("g3", "g4", max_keys_per_request=3)
     worker = await stage.worker()
     for at in range(0, 8, 2):
@@ -588,7 +664,7 @@ async def test_dropped_blocks_leave_all_tiers_also_more_than_fit_into_one_reques
     await worker.offload(["b"], parent="a1")
     await eventually(lambda: all(len(tier.held) == 9 for tier in stage.tiers.values()))
     subject = worker.service.bus.subjects.control(KVBM_ID)
-    request = DropBlocks(model="tiny", keys=pack_keys(map(key, names("a", 8))))
+    request = DropBlocks(model="tiny", keys=pack_keys(map(key, names("a", 8)[::step])))
     dropped: DroppedBlocks = await worker.service.bus.request(subject, request, DroppedBlocks, timeout_s=10)
     assert dropped.blocks["g2"] == 6, "what has other blocks below it stays"
     assert dropped.blocks["g3"] == dropped.blocks["g4"] == 8, "(these tiers do not look)"

@@ -4,51 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvbus_kvbm.app import KvbmApp
-from kvbus_kvbm.app import start as start_kvbm
-from kvbus_kvbm.settings import KvbmSettings
-from kvbus_runtime.service import RunningService, Service, host
-from kvbus_runtime.settings import CommonSettings
-from kvbus_testkit.asker import Asker, asking
-from kvbus_testkit.kvbm import STREAM_BYTES, by_hand
+from kvbus_testkit.kvbm import by_hand
 from kvbus_testkit.nats import NatsServer
 from kvbus_testkit.timing import eventually
-from kvbus_worker.app import start as start_worker
 from kvbus_worker.models import tiny
-from kvbus_worker.settings import WorkerSettings
+from tests.integration.one_host import Kvbm, OneHost, app_of, metric
 
 BLOCK = 16
 PROMPT_BLOCKS = 9
-
-
-class Host:
-    """Processes of one host, as far as they may know."""
-
-    def __init__(self, stack: AsyncExitStack, common: dict[str, Any], model: Path, arena_dir: Path) -> None:
-        self.stack = stack
-        self._common = common
-        self._model = str(model)
-        self._arena_dir = str(arena_dir)
-
-    async def kvbm(self, stack: AsyncExitStack | None = None) -> RunningService[KvbmSettings]:
-        settings = KvbmSettings(**self._common, instance_id="kvbm-1", arena_dir=self._arena_dir, g2_bytes=1 << 20)
-        return await (stack or self.stack).enter_async_context(host("kvbm", settings, start_kvbm))
-
-    async def worker(self, instance_id: str, **fields: Any) -> Service:
-        values: dict[str, Any] = {"engine": "mock", "mock_speedup": 1000.0, "kv_blocks": 64, **fields}
-        settings = WorkerSettings(
-            **self._common, instance_id=instance_id, model=self._model, served_model_name="tiny", **values
-        )
-        running = await self.stack.enter_async_context(host("worker", settings, start_worker))
-        await eventually(lambda: running.service.metrics.value("kvbm_attached") == 1, what="an attached pool")
-        return running.service
-
-    async def asker(self) -> Asker:
-        return await self.stack.enter_async_context(asking(CommonSettings(**self._common), "tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -57,29 +23,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def one_host(nats_server: NatsServer, namespace: str, model: Path, tmp_path: Path) -> AsyncIterator[Host]:
-    common = {
-        "nats": nats_server.url,
-        "namespace": namespace,
-        "host_id": "host-1",
-        "health_port": -1,
-        "drain_timeout_s": 5.0,
-        "kv_stream_max_bytes": STREAM_BYTES,
-    }
+async def one_host(nats_server: NatsServer, namespace: str, model: Path, tmp_path: Path) -> AsyncIterator[OneHost]:
+    mock = {"model": str(model), "served_model_name": "tiny", "mock_speedup": 1000.0}
     async with AsyncExitStack() as stack:
-        yield Host(stack, common, model, tmp_path)
+        yield OneHost(stack, nats_server.url, namespace, tmp_path, model="tiny", worker=mock)
 
 
 def prompt(seed: int, blocks: int = PROMPT_BLOCKS) -> list[int]:
     return [(seed * 31 + i * 7) % 200 + 10 for i in range(blocks * BLOCK + 1)]
 
 
-def app_of(kvbm: RunningService[KvbmSettings]) -> KvbmApp:
-    assert isinstance(kvbm.app, KvbmApp)
-    return kvbm.app
-
-
-async def stored(kvbm: RunningService[KvbmSettings], blocks: int) -> None:
+async def stored(kvbm: Kvbm, blocks: int) -> None:
     """Wait until kvbm holds so many blocks in all."""
     await eventually(
         lambda: sum(pool.pool.usage().present for pool in app_of(kvbm).pools) >= blocks,
@@ -87,7 +41,7 @@ async def stored(kvbm: RunningService[KvbmSettings], blocks: int) -> None:
     )
 
 
-async def test_a_prefix_that_one_worker_computed_is_onboarded_by_the_other(one_host: Host) -> None:
+async def test_a_prefix_that_one_worker_computed_is_onboarded_by_the_other(one_host: OneHost) -> None:
     kvbm = await one_host.kvbm()
     await one_host.worker("worker-a")
     await one_host.worker("worker-b")
@@ -105,7 +59,7 @@ async def test_a_prefix_that_one_worker_computed_is_onboarded_by_the_other(one_h
     pool.pool.check_integrity()
 
 
-async def test_a_worker_that_evicted_its_blocks_reads_them_back(one_host: Host) -> None:
+async def test_a_worker_that_evicted_its_blocks_reads_them_back(one_host: OneHost) -> None:
     kvbm = await one_host.kvbm()
     worker = await one_host.worker("worker-a", kv_blocks=16)
     asker = await one_host.asker()
@@ -116,10 +70,10 @@ async def test_a_worker_that_evicted_its_blocks_reads_them_back(one_host: Host) 
     again = await asker.ask("worker-a", prompt(1))
     assert again.onboarded == PROMPT_BLOCKS * BLOCK
     assert again.tokens == first.tokens
-    assert worker.metrics.value("kvbm_blocks_total", {"direction": "onboard"}) >= PROMPT_BLOCKS
+    assert metric(worker, "kvbm_blocks_total", direction="onboard") >= PROMPT_BLOCKS
 
 
-async def test_a_damaged_block_is_computed_again_from_there_on(one_host: Host) -> None:
+async def test_a_damaged_block_is_computed_again_from_there_on(one_host: OneHost) -> None:
     kvbm = await one_host.kvbm()
     await one_host.worker("worker-a")
     second = await one_host.worker("worker-b")
@@ -140,12 +94,12 @@ async def test_a_damaged_block_is_computed_again_from_there_on(one_host: Host) -
     answer = await asker.ask("worker-b", prompt(1))
     assert answer.onboarded == 4 * BLOCK
     assert answer.tokens == first.tokens
-    assert second.metrics.value("kvbm_failures_total", {"operation": "onboard", "reason": "corrupt"}) == 1
+    assert metric(second, "kvbm_failures_total", operation="onboard", reason="corrupt") == 1
     assert pool.pool.counters.corrupt == 1
     await stored(kvbm, PROMPT_BLOCKS)  # what was computed again is written through again
 
 
-async def test_workers_outlive_their_kvbm_and_fill_the_next_one(one_host: Host) -> None:
+async def test_workers_outlive_their_kvbm_and_fill_the_next_one(one_host: OneHost) -> None:
     asker = await one_host.asker()
     async with AsyncExitStack() as first_life:
         kvbm = await one_host.kvbm(first_life)
@@ -153,7 +107,7 @@ async def test_workers_outlive_their_kvbm_and_fill_the_next_one(one_host: Host) 
         await one_host.worker("worker-b")
         first = await asker.ask("worker-a", prompt(1))
         await stored(kvbm, PROMPT_BLOCKS)
-    await eventually(lambda: worker.metrics.value("kvbm_attached") == 0, what="a worker without kvbm")
+    await eventually(lambda: metric(worker, "kvbm_attached") == 0, what="a worker without kvbm")
     assert (await asker.ask("worker-a", prompt(1))).tokens == first.tokens
     kvbm = await one_host.kvbm()
     await stored(kvbm, PROMPT_BLOCKS)

@@ -4,7 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from kvbus_blocks.keys import chain_keys
+from kvbus_blocks.keys import ROOT, chain_keys
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.frontend import Ended
 from kvbus_wire.packing import pack_tokens, unpack_tokens
@@ -20,6 +21,7 @@ BLOCK = 4
 LIMITS = SchedulerLimits(
     block_size=BLOCK, total_blocks=12, context_length=48, max_num_seqs=3, max_batched_tokens=10, max_waiting=5
 )
+_SAID = (None, Directive("pinned", 0, None, "a"), Directive("ephemeral"))
 WORDS = list(range(50, 90))
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
@@ -113,10 +115,16 @@ def test_every_request_ends_once_with_its_own_output_whatever_the_load(
             scheduler.cancel(f"r{action}")
         elif isinstance(action, list):
             keys = chain_keys(b"k" * 32, pack_tokens(action), BLOCK)
-            if len(action) % 2:
+            if len(action) % 3 == 0:
                 assert scheduler.cache.touch(keys) == scheduler.cache.leading(keys)
-            else:
+            elif len(action) % 3 == 1:
                 scheduler.cache.drop(keys)
+            else:  # from another engine, below what is there
+                there = scheduler.cache.leading(keys) // 2
+                said = [_SAID[token] for token in action[there : len(keys)]]
+                parent = keys[there - 1] if there else ROOT
+                came = scheduler.cache.adopt(parent, keys[there:], [b""] * len(keys[there:]), said)
+                assert scheduler.cache.leading(keys) == there + came
             index.apply(scheduler.cache.take_events())
             scheduler.check_integrity()
         else:

@@ -3,6 +3,7 @@
 import pytest
 
 from kvbus_cli.kv.asking import Chain, ChainSettings
+from kvbus_cli.kv.evict import EvictSettings
 from kvbus_cli.kv.inspect import standing
 from kvbus_cli.kv.tables import block_lines, size, tiers_tables
 from kvbus_cli.prompt.request_file import BadRequestFile
@@ -41,6 +42,14 @@ def test_blocks_by_their_keys() -> None:
     for fields in ({"keys": (key,)}, {"model": "m", "keys": ("xyz",)}, {"model": "m", "keys": (key,), "text": "t"}):
         with pytest.raises(BadRequestFile):
             ChainSettings(**fields).chain()
+
+
+def test_all_blocks_are_evicted_only_when_nothing_else_was_named() -> None:
+    assert EvictSettings(model="m", all=True).chain() == Chain("m", b"")
+    key = KEYS[3].hex()
+    for fields in ({}, {"model": "m", "keys": (key,)}, {"model": "m", "text": "t"}, {"model": "m", "tokens": "1,2"}):
+        with pytest.raises(BadRequestFile):
+            EvictSettings(all=True, **fields).chain()
 
 
 def test_sizes_are_told_in_the_unit_that_fits() -> None:

@@ -71,6 +71,25 @@ def test_what_counts_as_short_follows_from_the_measured_handover() -> None:
     assert prefiller(0.5) == ""
 
 
+@pytest.mark.parametrize(
+    ("pin", "prefiller"), [("q", "q"), ("both", "both"), ("d", ""), ("d2", ""), ("other-layout", ""), ("nobody", "")]
+)
+def test_a_client_names_who_computes_its_prompt(pin: str, prefiller: str) -> None:
+    dispatcher = _dispatcher(
+        _worker("d", "decode"),
+        _worker("d2", "decode", slots=1),
+        _worker("p", "prefill"),
+        _worker("q", "prefill"),
+        _worker("both", "both"),
+        _worker("other-layout", "prefill", block_bytes=128),
+    )
+    dispatcher.load_report(report("q", waiting_tokens=50_000), 0.0)
+    placed = _place(dispatcher, pinned="d", prefill_pinned=pin)
+    assert placed.placement.worker_id == "d"
+    assert _prefiller(placed) == prefiller
+    assert _prefiller(_place(dispatcher, "r2", pinned="d", keys=chain(*range(1000, 1000 + BLOCKS)))) == "p"
+
+
 def test_a_slow_way_between_the_two_is_worse_than_computing() -> None:
     dispatcher = _dispatcher(_worker("d", "decode"), _worker("p", "prefill"))
     dispatcher.load_report(report("d", onboard={"remote": 500.0}), 0.0)

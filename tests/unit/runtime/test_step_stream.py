@@ -127,3 +127,28 @@ async def test_closing_wakes_the_consumer() -> None:
     stream.close()
     assert await waiting == []
     assert closed == ["closed"]
+
+
+async def test_what_waits_for_the_worker_is_left_when_the_stream_fails() -> None:
+    stream = StepStream("w", 10, lambda: None)
+    asyncio.get_running_loop().call_soon(stream.fail, StreamLost("w", "it is gone"))
+    with pytest.raises(StreamLost, match="it is gone"):
+        async with stream.unless_failed():
+            await asyncio.Event().wait()
+    with pytest.raises(StreamLost, match="it is gone"):
+        async with stream.unless_failed():
+            pytest.fail("it was entered")
+
+
+async def test_what_does_not_fail_is_not_disturbed() -> None:
+    stream = StepStream("w", 10, lambda: None)
+    async with stream.unless_failed():
+        await asyncio.sleep(0)
+    stream.fail(StreamLost("w", "later"))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with StepStream("w", 10, lambda: None).unless_failed():
+            raise TimeoutError
+    with pytest.raises(asyncio.CancelledError):
+        async with StepStream("w", 10, lambda: None).unless_failed():
+            raise asyncio.CancelledError

@@ -18,6 +18,15 @@ def test_it_is_zeroed_and_writable() -> None:
     assert memory[-1] == 7
 
 
+@pytest.mark.parametrize("size", [1, 4096, (1 << 20) - 1, 1 << 20, (2 << 20) + 4096, 5 << 20])
+def test_all_of_it_can_be_used(size: int) -> None:
+    memory = host_memory(size)
+    assert memory.nbytes == size
+    memory[:] = b"\xff" * size
+    assert address_of(memory) % mmap.PAGESIZE == 0
+    assert size < 1 << 20 or address_of(memory) % (2 << 20) == 0
+
+
 def test_the_kernel_was_asked_for_huge_pages() -> None:
     memory = host_memory(8 << 20)
     start, flags, inside = address_of(memory), "", False

@@ -51,6 +51,20 @@ def test_an_equal_block_of_another_sequence_is_shared() -> None:
     assert (cache.in_use, cache.cached) == (0, 1)
 
 
+def test_who_only_looks_at_a_chain_does_not_use_it() -> None:
+    cache = BlockCache(4)
+    for chain in ([A, B], [C, D]):
+        _publish_chain(cache, chain)
+        cache.release(chain)
+    for _ in range(100):  # a request that waits for room, step by step
+        assert cache.acquire([A, B]) == 2
+        cache.let_go([A, B])
+    cache.check_integrity()
+    cache.take_events()
+    cache.allocate(2)
+    assert cache.take_events() == (BlocksRemoved((B, A)),)
+
+
 def test_adopted_blocks_never_evict_their_own_chain() -> None:
     cache = BlockCache(3)
     _publish_chain(cache, [A, B])

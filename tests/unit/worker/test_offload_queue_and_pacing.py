@@ -31,6 +31,7 @@ def test_blocks_that_left_g1_are_skipped() -> None:
     queue.push(_chain(b"", b"abc"))
     assert queue.take(set()) is None
     assert len(queue) == 0
+    assert (queue.evicted, queue.dropped) == (4, 0)
 
 
 def test_a_full_queue_drops_its_oldest_blocks() -> None:

@@ -35,11 +35,28 @@ def test_nothing_missing_is_nothing_to_wait_for() -> None:
 
 
 def test_a_slow_tier_is_left_out_and_tried_again_later() -> None:
-    rates = OnboardRates()
-    lower = LowerTiers(rates, probe_s=10.0)
-    assert lower.are_worth_it("g3", 1000.0, now=0.0)
-    rates.observe("g3", 100, 1.0)
-    assert lower.are_worth_it("g3", 1000.0, now=1.0)
-    assert not lower.are_worth_it("g3", 1000.0, now=2.0)
-    assert lower.are_worth_it("g3", 1000.0, now=11.5)
-    assert lower.are_worth_it("g3", 50.0, now=12.0)
+    lower = LowerTiers(OnboardRates(), probe_s=10.0)
+    assert lower.worth_asking(("g3", "g4"), 500, 1000.0, now=0.0) == ("g3", "g4")
+    lower.observe("g3", 100, 1.0)
+    assert lower.worth_asking(("g3", "g4"), 500, 1000.0, now=1.0) == ("g3", "g4"), "it is tried"
+    assert lower.worth_asking(("g3", "g4"), 500, 1000.0, now=2.0) == ("g4",)
+    assert lower.worth_asking(("g3",), 500, 1000.0, now=11.5) == ("g3",)
+    assert lower.worth_asking(("g3",), 500, 50.0, now=12.0) == ("g3",), "computing is slower still"
+
+
+def test_a_tier_that_let_nothing_come_in_time_is_asked_for_longer_prompts_only() -> None:
+    lower = LowerTiers(OnboardRates(), probe_s=10.0)
+    lower.came_too_late("g4", 0.5, now=0.0)
+    assert lower.worth_asking(("g3", "g4"), 400, 1000.0, now=1.0) == ("g3",)
+    assert lower.worth_asking(("g3", "g4"), 600, 1000.0, now=1.0) == ("g3", "g4")
+    assert lower.worth_asking(("g4",), 400, 1000.0, now=10.0) == ("g4",)
+    assert lower.worth_asking(("g4",), 400, 1000.0, now=11.0) == ()
+    lower.observe("g4", 4000, 1.0)
+    assert lower.worth_asking(("g4",), 400, 1000.0, now=12.0) == ("g4",), "it has come since"
+
+
+def test_a_prefetch_asks_however_slow_a_tier_is() -> None:
+    lower = LowerTiers(OnboardRates(), probe_s=10.0)
+    lower.observe("g3", 1, 1.0)
+    lower.came_too_late("g4", 60.0, now=0.0)
+    assert lower.worth_asking(("g3", "g4"), 400, 0.0, now=1.0) == ("g3", "g4")

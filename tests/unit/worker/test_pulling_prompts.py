@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvbus_blocks.retention import Directive
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.log import get_logger
 from kvbus_runtime.metrics import Metrics
@@ -21,7 +22,7 @@ from kvbus_wire.worker import Done, Generate, RemotePrefill
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.adapters.remote_prefill import Brought, PullLimits, RemotePrefiller
 from kvbus_worker.core.admission import Admitted, ModelLimits
-from kvbus_worker.engines.base import EngineError, EngineRequest
+from kvbus_worker.engines.base import DirectiveRun, EngineError, EngineRequest
 
 KEYS = [bytes([i + 1]) * 16 for i in range(8)]
 BLOCK_BYTES = 32
@@ -43,6 +44,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.info = Info()
         self.blocks: dict[bytes, bytes] = {}
+        self.said: dict[bytes, Directive | None] = {}
         self.room = len(KEYS)
         self.breaks = False
 
@@ -50,12 +52,18 @@ class FakeEngine:
         return next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
 
     async def import_blocks(
-        self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], views: Sequence[memoryview]
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        views: Sequence[memoryview],
+        said: Sequence[Directive | None] = (),
     ) -> int:
         if self.breaks:
             raise EngineError(ErrorCode.INTERNAL, "broken")
         assert not parent or parent in self.blocks
         done = 0
+        self.said.update(zip(keys, said, strict=True))
         for key, view in zip(keys, views, strict=True):
             if len(self.blocks) >= self.room:
                 break
@@ -175,7 +183,12 @@ class Scene:
             prefill=RemotePrefill(worker_id=prefill, incarnation=1, tokens=32) if prefill else None,
         )
         request = EngineRequest(
-            request_id="r", tokens=tokens, domain_key=b"", sampling=Sampling(), stopping=Stopping(max_tokens=1)
+            request_id="r",
+            tokens=tokens,
+            domain_key=b"",
+            sampling=Sampling(),
+            stopping=Stopping(max_tokens=1),
+            directives=(DirectiveRun(3, None, Directive("ephemeral")),),
         )
         return message, Admitted(request, pack_tokens(tokens), list(keys))
 
@@ -349,3 +362,10 @@ async def test_what_was_measured_long_ago_is_forgotten() -> None:
     scene = Scene(forget_s=0.05)
     await scene.bring()
     await eventually(lambda: not scene.remote.rates and not scene.remote.handover_s, what="the end of old rates")
+
+
+async def test_what_is_said_of_blocks_holds_from_when_they_come() -> None:
+    """They may be evicted, or written through, before the request is admitted."""
+    scene = Scene()
+    await scene.bring()
+    assert [said.kind if said else None for said in scene.engine.said.values()] == [None] * 3 + ["ephemeral"] * 5

@@ -5,8 +5,8 @@ All of one run, on the machine at hand. Fields of the JSON file:
     memcpy_bytes_per_s       plain copies of the same slots into the same memory, the best round
     g2_bytes_per_s           the same blocks onboarded: pinned, copied, verified, released; the best round
     g2_of_memcpy             g2_bytes_per_s / memcpy_bytes_per_s; the rounds take turns
-    disk_bytes_per_s         a plain sequential read of a file in g3_dir, past the page cache (O_DIRECT), 4 MiB at a time
-    g3_bytes_per_s           blocks brought up from G3 into G2 and onboarded from there
+    disk_bytes_per_s         plain sequential reads of files in g3_dir, past the page cache (O_DIRECT), 4 MiB each: the best round
+    g3_bytes_per_s           blocks brought up from G3 into G2 and onboarded from there: the best round; the rounds take turns
     g3_of_disk               g3_bytes_per_s / disk_bytes_per_s
     decode                   null with --no-decode; else rounds, requests, tokens of each, tokens_per_s with and without
                              write-through, cost (1 - the mean ratio of a pair of rounds) and its standard error
@@ -15,7 +15,6 @@ All of one run, on the machine at hand. Fields of the JSON file:
 
 import argparse
 import asyncio
-import mmap
 import os
 import random
 import statistics
@@ -29,14 +28,16 @@ from pathlib import Path
 import msgspec
 
 from kvbus_cli.bench.kvbm_client import Decoder, Mover, on_the_bus
-from kvbus_cli.bench.starting import start_in_order
+from kvbus_cli.bench.starting import run_with_services, start_in_order
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_model
 from kvbus_cli.up.embedded_nats import start_nats
 from kvbus_cli.up.plan import STOP_ORDER, ProcessSpec
 from kvbus_cli.up.ports import free_port_picker
 from kvbus_cli.up.processes import ProcessSet
 from kvbus_runtime.errors import RequestFailed
+from kvbus_runtime.log import configure
 from kvbus_runtime.nats_server import NatsServerNotFound
+from kvbus_transfer import host_memory
 
 NAMESPACE = "bench"
 LEAST_OF_RATE, MOST_COST, WANTED_ERROR = 0.7, 0.03, 0.01
@@ -115,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
             tokens=arguments.tokens,
         )
         with tempfile.TemporaryDirectory(prefix="kvbus-bench-", dir=options.g3_dir or None) as folder:
-            figures = asyncio.run(measure(Path(folder), options))
+            figures = run_with_services(measure(Path(folder), options))
     except (ChildProcessError, NatsServerNotFound, TimeoutError, RequestFailed, RuntimeError, OSError) as error:
         print(f"kvbus bench kvbm: {error}", file=sys.stderr)
         return 1
@@ -126,6 +127,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def measure(folder: Path, options: Options) -> KvbmFigures:
+    configure("error", "auto")
     (folder / "logs").mkdir()
     processes = ProcessSet(folder / "logs", lambda child: None)
     try:
@@ -169,11 +171,12 @@ class _Services:
         self._free_port = free_port_picker(random.Random())
 
     def kvbm(self) -> ProcessSpec:
-        # G2 holds the blocks of a round and a half: the next chain drives the one before out.
+        # One half is for the pool of the rates, which holds little more than a chain: the next chain drives the one before out.
+        # The pool of the worker that decodes has half of the rest.
         size = self._options.blocks * self._options.block_bytes
-        arguments = ["--g2-bytes", str(size * 3 // 2 + (256 << 20 if self._options.model else 0))]
+        arguments = ["--g2-bytes", str(2 * (size * 9 // 8)), "--pool-share", "0.5"]
         arguments += ["--g3-dir", str(self._folder / "g3"), "--g3-bytes", str(8 * size + (1 << 30))]
-        return self._spec("kvbm", "kvbm", [*arguments, "--pool-share", "1.0" if not self._options.model else "0.8"])
+        return self._spec("kvbm", "kvbm", arguments)
 
     def worker(self, name: str, *, kvbm: bool) -> ProcessSpec:
         arguments = ["--engine", "torch", "--model", self._options.model, "--served-model-name", "bench-model"]
@@ -208,21 +211,28 @@ async def _host_memory(mover: Mover, options: Options) -> tuple[float, float]:
 
 
 async def _disk(mover: Mover, folder: Path, options: Options) -> tuple[float, float]:
-    """Bytes per second of a plain sequential read and of onboarding from G3. Two chains drive each other out of G2."""
+    """Bytes per second of a plain sequential read and of onboarding from G3. Two chains drive each other out of G2, where the
+    slots that one chain does not need may still hold some of the other: these are not counted."""
     size = options.blocks * options.block_bytes
+    left_in_g2 = mover.pool.slots - options.blocks
+    if left_in_g2 >= options.blocks:
+        raise RuntimeError(f"the pool of {mover.pool.slots} slots holds two chains of {options.blocks} blocks")
     chains = [[os.urandom(16) for _ in range(options.blocks)] for _ in range(2)]
     for i, chain in enumerate(chains):
         await mover.offload(chain)
         await _settled(mover, (i + 2) * options.blocks)  # those of host memory are there, too
-    await asyncio.to_thread(_write_file, folder / "plain", size)
+    # Two as well: what the disk has read shortly before it may read faster.
+    files = [folder / "plain-0", folder / "plain-1"]
+    for file in files:
+        await asyncio.to_thread(_write_file, file, size)
     plain, onboard = 0.0, 0.0
     for i in range(options.rounds + 1):
-        plain = max(plain, size / await asyncio.to_thread(_read_file_s, folder / "plain"))
+        plain = max(plain, size / await asyncio.to_thread(_read_file_s, files[i % 2]))
         blocks, took_s, _ = await mover.onboard(chains[i % 2], wait_s=10.0)
         if blocks < options.blocks:
             raise RuntimeError(f"only {blocks} of {options.blocks} blocks came from the disk")
         if i:
-            onboard = max(onboard, size / took_s)
+            onboard = max(onboard, (size - left_in_g2 * options.block_bytes) / took_s)
     return plain, onboard
 
 
@@ -248,11 +258,11 @@ def _read_file_s(path: Path) -> float:
     except OSError:
         fd = os.open(path, os.O_RDONLY)
     try:
-        with mmap.mmap(-1, _READ_BYTES) as buffer:
-            started_s = time.perf_counter()
-            while os.readv(fd, [buffer]):
-                pass
-            return time.perf_counter() - started_s
+        buffer = host_memory(_READ_BYTES)
+        started_s = time.perf_counter()
+        while os.readv(fd, [buffer]):
+            pass
+        return time.perf_counter() - started_s
     finally:
         os.close(fd)
 

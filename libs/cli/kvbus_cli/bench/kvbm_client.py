@@ -13,7 +13,7 @@ import msgspec
 
 from kvbus_runtime.service import Service, host
 from kvbus_runtime.settings import CommonSettings
-from kvbus_transfer import Arena, checksum, copy_and_checksum
+from kvbus_transfer import Arena, checksum, copy_verified
 from kvbus_wire.frontend import StepFrame
 from kvbus_wire.kvbm import (
     AttachedPool,
@@ -29,7 +29,7 @@ from kvbus_wire.packing import pack_keys, pack_tokens
 from kvbus_wire.request import Sampling, Stopping
 from kvbus_wire.worker import Accepted, BlockSnapshot, BlockSnapshotChunk, Done, Generate
 
-BATCH_BLOCKS = 16
+BATCH_BLOCKS = 8
 """What a worker copies out before it hands it to its engine."""
 
 
@@ -149,8 +149,11 @@ class Mover:
             self._arena.close()
 
     def _copy(self, slots: Sequence[tuple[int, int]]) -> None:
-        for place, (index, expected) in enumerate(slots):
-            if copy_and_checksum(self._view(index), self._into(place)) != expected:
+        """A batch at a time, as a worker has it."""
+        for start in range(0, len(slots), BATCH_BLOCKS):
+            batch = slots[start : start + BATCH_BLOCKS]
+            blocks = [(self._view(index), self._into(place), expected) for place, (index, expected) in enumerate(batch)]
+            if copy_verified(blocks) < len(batch):
                 raise RuntimeError("a block did not hold")
 
     def _into(self, place: int) -> memoryview:

@@ -47,7 +47,7 @@ import msgspec
 from kvbus_cli.bench import agent_model
 from kvbus_cli.bench.agent_client import Answer, AnswerFailed, Client
 from kvbus_cli.bench.agent_session import billing_block, make_session, prose
-from kvbus_cli.bench.starting import start_in_order
+from kvbus_cli.bench.starting import run_with_services, start_in_order
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_folder
 from kvbus_cli.up.embedded_nats import start_nats
 from kvbus_cli.up.plan import STOP_ORDER, ProcessSpec, UpOptions, plan
@@ -133,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         with tempfile.TemporaryDirectory(prefix="kvbus-bench-") as folder:
-            figures = asyncio.run(
+            figures = run_with_services(
                 measure(
                     Path(folder),
                     _tokenizer_folder(arguments.tokenizer),

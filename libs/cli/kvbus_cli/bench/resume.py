@@ -31,6 +31,7 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -43,7 +44,7 @@ from kvbus_cli.bench import agent_model
 from kvbus_cli.bench.agent_client import Answer, AnswerFailed, Client
 from kvbus_cli.bench.agent_session import prose
 from kvbus_cli.bench.prefix_stability import FIXED_S, PREFILL_TOKENS_PER_S, PUBLISHED_TOKENS
-from kvbus_cli.bench.starting import start_in_order
+from kvbus_cli.bench.starting import run_with_services, start_in_order
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_folder, prepared_model
 from kvbus_cli.up.embedded_nats import start_nats
 from kvbus_cli.up.plan import STOP_ORDER, UpOptions, plan
@@ -60,6 +61,8 @@ TORCH_BLOCK_BYTES = 2 * 30 * 3 * 64 * BLOCK_SIZE * 4
 """Of the small model on a CPU: K and V, layers, heads, width, tokens, float32."""
 OTHERS = 4
 """Prompts of the same length that others ask with while a session is idle."""
+LEAD = 0.25
+"""Part of the time for which a session waits in which it is prefetched."""
 ANSWER_WORDS, RESULT_WORDS = 60, 150
 TIERS = ("from G2", "from G3")
 MODEL = "agent-model"
@@ -180,7 +183,7 @@ def measure(state_dir: Path, chosen: Plan) -> ResumeFigures:
         if arms:
             folder = state_dir / str(number)
             (folder / "logs").mkdir(parents=True)
-            answers |= asyncio.run(_on_system(folder, system, model, chosen, arms))
+            answers |= run_with_services(_on_system(folder, system, model, chosen, arms))
     figures = _figures({name: answers[name] for name in chosen.arms})
     return ResumeFigures(
         kvbus_version=version("kvbus"),
@@ -201,6 +204,7 @@ async def _on_system(
     folder: Path, system: str, model: str, chosen: Plan, arms: Mapping[str, Arm]
 ) -> dict[str, list[Answer]]:
     processes = ProcessSet(folder / "logs", lambda child: None)
+    stop = threading.Event()
     free_port = free_port_picker(random.Random())
     port = free_port()
     options = UpOptions(
@@ -216,19 +220,21 @@ async def _on_system(
         _, nats_url = await start_nats(processes, folder)
         specs = plan(options, nats_url=nats_url, python=sys.executable, free_port=free_port)
         await start_in_order(processes, [spec for spec in specs if spec.group != "kvbm" or system != "no kvbm"])
-        bench = _Bench(Client(f"http://127.0.0.1:{port}", MODEL), chosen)
+        bench = _Bench(Client(f"http://127.0.0.1:{port}", MODEL), chosen, stop)
         return await asyncio.to_thread(bench.run, arms)
     finally:
+        stop.set()
         await processes.stop(STOP_ORDER, grace_s=10.0)
 
 
 def _overrides(system: str, folder: Path, chosen: Plan) -> tuple[tuple[str, str, str], ...]:
-    all_prompts = (OTHERS + 2) * len(ARMS) * (chosen.repetitions + 1)
-    g2_prompts = all_prompts if system == "large G2" else chosen.g1_prompts
+    # What was asked since a session began, twice: of what went before nobody needs anything.
+    recent = 2 * (OTHERS + 2)
+    g2_prompts = recent if system == "large G2" else chosen.g1_prompts
     slack = 1 << 20
     kvbm = {"g2_bytes": str(chosen.blocks(g2_prompts) * chosen.block_bytes + slack), "pool_share": "1"}
     if system == "small G2":
-        g3_bytes = chosen.blocks(all_prompts) * chosen.block_bytes + (64 << 20)
+        g3_bytes = chosen.blocks(recent) * chosen.block_bytes + (64 << 20)
         kvbm |= {"g3_dir": str(folder / "g3"), "g3_bytes": str(g3_bytes), "g3_segment_bytes": str(32 << 20)}
     worker = {"kv_blocks": str(chosen.blocks(chosen.g1_prompts))}
     if chosen.engine == "mock":
@@ -241,17 +247,18 @@ def _overrides(system: str, folder: Path, chosen: Plan) -> tuple[tuple[str, str,
             "tool_call_parser": agent_model.TOOL_CALL_PARSER,
             "reasoning_parser": agent_model.REASONING_PARSER,
         }
-    frontend = {"prefetch_lead_s": str(chosen.idle_s / 4)}
+    frontend = {"prefetch_lead_s": str(chosen.idle_s * LEAD)}
     settings = {"kvbm": kvbm, "worker": worker, "frontend": frontend}
     return tuple((service, name, value) for service, values in settings.items() for name, value in values.items())
 
 
 class _Bench:
-    """Asks, one session after the other. The first one of each kind does not count."""
+    """Asks, one session after the other. ``stop``: at once, when it is set."""
 
-    def __init__(self, client: Client, chosen: Plan) -> None:
+    def __init__(self, client: Client, chosen: Plan, stop: threading.Event) -> None:
         self._client = client
         self._chosen = chosen
+        self._stop = stop
         self._text = self._text_of(chosen.tokens)
         self._number = 0
 
@@ -274,9 +281,14 @@ class _Bench:
         waits_from = time.monotonic()
         if not arm.alone:
             for number in range(OTHERS):  # over the first half of the time
-                _sleep_until(waits_from + self._chosen.idle_s / 2 * (number + 1) / OTHERS)
+                self._sleep_until(waits_from + self._chosen.idle_s / 2 * (number + 1) / OTHERS)
                 self._client.ask(self._opening(), self._says(), max_tokens=1)
-        _sleep_until(waits_from + self._chosen.idle_s)
+            took_s = time.monotonic() - waits_from
+            if took_s > self._chosen.idle_s * (1 - LEAD):
+                raise AnswerFailed(
+                    f"the others took {took_s:.0f} s of --idle-s: give them more time, or fewer --tokens"
+                )
+        self._sleep_until(waits_from + self._chosen.idle_s)
         result = f"Result {self._number}: {prose(random.Random(self._number), RESULT_WORDS)}"
         messages = [
             *opening["messages"],
@@ -284,6 +296,11 @@ class _Bench:
             {"role": "user", "content": result},
         ]
         return self._client.ask({**opening, "messages": messages}, self._says(), max_tokens=16, session={"id": name})
+
+    def _sleep_until(self, when: float) -> None:
+        """Raise AnswerFailed when it is stopped."""
+        if self._stop.wait(max(when - time.monotonic(), 0.0)):
+            raise AnswerFailed("it was stopped")
 
     def _opening(self) -> dict[str, Any]:
         """Of a new session, which shares nothing with others."""
@@ -300,10 +317,6 @@ class _Bench:
         empty = self._client.count({"messages": [{"role": "user", "content": "?"}]})
         words_per_token = 1000 / (self._client.count({"messages": [{"role": "user", "content": sample}]}) - empty)
         return prose(rng, int(tokens * words_per_token))
-
-
-def _sleep_until(when: float) -> None:
-    time.sleep(max(when - time.monotonic(), 0.0))
 
 
 def _figures(answers: Mapping[str, Sequence[Answer]]) -> tuple[Figure, ...]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvbus_cli.bench.starting import start_in_order
+from kvbus_cli.bench.starting import run_with_services, start_in_order
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_model
 from kvbus_cli.proc import cpu_seconds, rss_bytes
 from kvbus_cli.up.embedded_nats import start_nats
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         model = arguments.model or prepared_model(DEFAULT_MODEL)
         with tempfile.TemporaryDirectory(prefix="kvbus-bench-") as folder:
-            figures = asyncio.run(measure(Path(folder), model, arguments.workers, arguments.idle_s))
+            figures = run_with_services(measure(Path(folder), model, arguments.workers, arguments.idle_s))
     except (ChildProcessError, NatsServerNotFound, TimeoutError) as error:
         print(f"kvbus bench startup: {error}", file=sys.stderr)
         return 1

@@ -1,7 +1,8 @@
 """`kvbus bench transfer`: reading block lists from another process of this host, per backend, beside what could be had at best.
 
 A list of SIZE bytes consists of blocks of at most 2 MiB. Reads go on through 256 MiB, so that nothing is in a cache, as with real
-blocks (ucx: the same SIZE bytes each time, as its own perf test does); nixl and ucx have it on huge pages. Reads and limit take turns, some ten milliseconds each.
+blocks (ucx: the same SIZE bytes each time, as its own perf test does). For nixl and ucx the memory lies on huge pages, as that test
+has it. Reads and limit take turns, some ten milliseconds each.
 
 Fields of the JSON file:
     results[backend][size_bytes]

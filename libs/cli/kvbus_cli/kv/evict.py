@@ -25,6 +25,16 @@ class EvictSettings(ChainSettings, frozen=True, kw_only=True):
     tier: Annotated[str, Flag("where they go; the other tiers keep them", choices=TIERS)] = "g2"
     all: Annotated[bool, Flag("all blocks of --model in the tier")] = False
 
+    def chain(self) -> Chain:
+        """Without keys: all blocks. Raise BadRequestFile, PromptFailed."""
+        if not self.all:
+            return super().chain()
+        if any((self.keys, self.messages, self.text, self.tokens)):
+            raise BadRequestFile("give a prompt, --keys or --all")
+        if not self.model:
+            raise BadRequestFile("give --model with --all")
+        return Chain(self.model, b"")
+
 
 class Freed(msgspec.Struct, frozen=True):
     kvbm: str
@@ -47,9 +57,7 @@ def main(argv: Sequence[str]) -> int:
         argv,
     )
     try:
-        if settings.all and not settings.model:
-            raise BadRequestFile("give --model with --all")
-        chain = Chain(settings.model, b"") if settings.all else settings.chain()
+        chain = settings.chain()
 
         async def ask(bus: Bus) -> list[Freed]:
             async def one(kvbm: Kvbm) -> Freed:

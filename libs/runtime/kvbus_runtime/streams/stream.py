@@ -1,7 +1,8 @@
 """What one request's consumer reads: events in order, bounded, joined while the consumer is behind."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from kvbus_runtime.errors import RuntimeFailure
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob
@@ -44,6 +45,7 @@ class StepStream:
         self._failure: RuntimeFailure | None = None
         self._finished = False
         self._wake = asyncio.Event()
+        self._interrupt: Callable[[], None] | None = None
 
     # the receiver's side
 
@@ -82,6 +84,8 @@ class StepStream:
         if self._ended is None and self._failure is None:
             self._failure = failure
             self._wake.set()
+            if self._interrupt is not None:
+                self._interrupt()
 
     @property
     def is_over(self) -> bool:
@@ -124,6 +128,25 @@ class StepStream:
         if not self._finished:
             self._finished = True
             self._on_close()
+
+    @asynccontextmanager
+    async def unless_failed(self) -> AsyncIterator[None]:
+        """For what is awaited from the worker before its stream is read: the block is left as soon as the stream fails. Raise
+        StreamLost, StreamOverflow."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                loop = asyncio.get_running_loop()
+                self._interrupt = lambda: scope.reschedule(loop.time())
+                try:
+                    if self._failure is not None:
+                        raise self._failure
+                    yield
+                finally:
+                    self._interrupt = None
+        except TimeoutError:
+            if self._failure is None:
+                raise
+            raise self._failure from None
 
     def close(self) -> None:
         """The consumer wants no more. Idempotent. It does not cancel the request."""

@@ -145,7 +145,8 @@ class Generator:
             yield Placed(worker_id, placement.explanation)
             stream = self._receiver.open(request_id, worker_id, placement.incarnation)
             try:
-                await self._dispatch(state, prompt, placement)
+                async with stream.unless_failed():
+                    await self._dispatch(state, prompt, placement)
                 accepted = True
                 async for item in stream:
                     if isinstance(item, Ended):

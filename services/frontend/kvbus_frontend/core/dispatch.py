@@ -32,6 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     guidance: Guidance | None = None
     allowed: tuple[str, ...] = ()
     pinned: str | None = None
+    prefill_pinned: str | None = None
     required_taints: tuple[str, ...] = ()
     preferred_taints: dict[str, float] = {}
     explain: bool = False
@@ -52,6 +53,7 @@ def route_request(job: Job, prompt: Prompt, excluded: tuple[str, ...]) -> RouteR
         session=job.session,
         tenant=job.tenant,
         pinned=job.pinned if job.pinned not in excluded else None,
+        prefill_pinned=job.prefill_pinned if job.prefill_pinned not in excluded else None,
         allowed=job.allowed,
         excluded=excluded,
         required_taints=job.required_taints,

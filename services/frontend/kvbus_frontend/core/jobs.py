@@ -64,6 +64,7 @@ class JobTemplate:
             guidance=self._guidance,
             allowed=self._allowed,
             pinned=nvext.pin,
+            prefill_pinned=nvext.prefill_pin,
             required_taints=tuple(constraints.required_taints or ()),
             preferred_taints=constraints.preferred_taints or {},
             prefetch_after_s=_prefetch_after_s(request),

@@ -14,6 +14,9 @@ from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pools import OpenPool
 from kvbus_kvbm.core.write_through import LoadLimits
 
+_AHEAD = 4
+"""Room is made for so many times what is read at once: when the last of it is on its way, nothing else is."""
+
 
 class LoadCounters(msgspec.Struct):
     """Blocks brought up, and loads that ended early for want of room in G2, at their deadline, or were refused as too many."""
@@ -29,9 +32,9 @@ class LoadCounters(msgspec.Struct):
 
 class Load:
     """A piece of a chain that is brought up. ``at``: so many of its blocks were there; ``asked`` and ``has``: see
-    `Loads`."""
+    `Loads`. ``tiers``: only these are read (empty: all); ``reading``: the one that is read now."""
 
-    def __init__(self, pool: OpenPool, parent: bytes, keys: Sequence[bytes]) -> None:
+    def __init__(self, pool: OpenPool, parent: bytes, keys: Sequence[bytes], tiers: Collection[str] = ()) -> None:
         self.pool = pool
         self.parent = parent
         self.keys = list(keys)
@@ -40,6 +43,8 @@ class Load:
         # Up to where each tier was asked, and up to where it has the blocks.
         self.asked: dict[str, int] = {}
         self.has: dict[str, int] = {}
+        self.tiers = frozenset(tiers)
+        self.reading = ""
         self.over = False
         self.moved = asyncio.Event()
         self.task: asyncio.Task[Any] | None = None
@@ -48,6 +53,12 @@ class Load:
     def above(self) -> bytes:
         """The block that the next one hangs on."""
         return self.keys[self.at - 1] if self.at else self.parent
+
+    def reads(self, tier: str) -> bool:
+        return not self.tiers or tier in self.tiers
+
+    def also_read(self, tiers: Collection[str]) -> None:
+        self.tiers = self.tiers.union(tiers) if self.tiers and tiers else frozenset()
 
     def advance(self, to: int) -> None:
         self.at = to
@@ -92,25 +103,28 @@ class Loads:
     def __len__(self) -> int:
         return len(self._living)
 
-    def bring_up(self, pool: OpenPool, keys: Sequence[bytes], parent: bytes = ROOT) -> Load | None:
+    def bring_up(
+        self, pool: OpenPool, keys: Sequence[bytes], parent: bytes = ROOT, tiers: Collection[str] = ()
+    ) -> Load | None:
         """Begin to load blocks that are not present, or join the load that brings them. ``parent``: of the first, or the root.
+        ``tiers``: where from (empty: wherever they are).
 
         None: there is nothing below, or too much is under way.
         """
-        if not self._tiers.edges or not keys:
+        if not keys or not any(not tiers or edge.tier.name in tiers for edge in self._tiers.edges):
             return None
         known = self._loads.setdefault(pool.pool_id, {})
         load = known.get(keys[0])
         if load is not None:
-            self._join(load, keys)
+            self._join(load, keys, tiers)
             return load
         if len(self._living) >= self._limits.max_loads:
             self._counters_of("g2").refused += 1
             return None
         above, before = self._beginning(pool, keys[0], parent)
-        load = Load(pool, above, [*before, *keys])
+        load = Load(pool, above, [*before, *keys], tiers)
         if before and before[0] in known:
-            self._join(known[before[0]], load.keys)
+            self._join(known[before[0]], load.keys, tiers)
             return known[before[0]]
         self._living.add(load)
         for key in load.keys:
@@ -128,7 +142,7 @@ class Loads:
             same += 1
         reach = max([load.at, *load.has.values()])
         spec = load.pool.spec
-        for edge in self._tiers.edges:
+        for edge in self._edges_of(load):
             reach = max(reach, reach + self._tiers.index(edge.tier.name, spec).leading(load.keys[reach:]))
         return max(1, min(same, reach - start)) if start >= load.at else 0
 
@@ -162,8 +176,12 @@ class Loads:
         for pool_id in list(self._loads):
             await self.give_up(pool_id)
 
-    def _join(self, load: Load, keys: Sequence[bytes]) -> None:
+    def _edges_of(self, load: Load) -> list[Edge]:
+        return [edge for edge in self._tiers.edges if load.reads(edge.tier.name)]
+
+    def _join(self, load: Load, keys: Sequence[bytes], tiers: Collection[str]) -> None:
         """The load brings what it has in common with ``keys``, and what follows if it ends there."""
+        load.also_read(tiers)
         start = load.place[keys[0]]
         tail = load.keys[start:]
         if len(keys) > len(tail) and list(keys[: len(tail)]) == tail:
@@ -221,8 +239,8 @@ class Loads:
         if present:
             load.advance(load.at + present)
             return True
-        for edge in self._tiers.edges:
-            count = await self._reach(edge, load, self._limits.depth * self._chunk_blocks(pool))
+        for edge in self._edges_of(load):
+            count = await self._reach(edge, load, _AHEAD * self._limits.depth * self._chunk_blocks(pool))
             if count and await self._read(edge, load, count):
                 return True
         return False
@@ -235,41 +253,44 @@ class Loads:
             return known
         if load.has.get(name, 0) <= at and load.asked.get(name, 0) <= at:
             load.asked[name] = len(load.keys)
+            load.reading = name
             found = await self._tiers.leading(edge, load.pool.spec, load.keys[at:])
             load.has[name] = at + found
             load.stir()
         return min(limit, max(0, load.has.get(name, 0) - at))
 
     async def _read(self, edge: Edge, load: Load, count: int) -> bool:
-        """Read blocks into G2, some pieces at the same time. False: none came."""
+        """Read blocks into G2, ``depth`` pieces at the same time. False: none came."""
         pool, counters = load.pool, self._counters_of(edge.tier.name)
         blocks: list[Block] = pool.pool.moves.make_room(load.above, load.keys[load.at : load.at + count])
         if not blocks:
             counters.no_room += 1
             return False
+        load.reading = edge.tier.name
         size = self._chunk_blocks(pool)
         pieces = [blocks[at : at + size] for at in range(0, len(blocks), size)]
-        before, started_s = load.at, self._clock()
+        before, started_s, turns = load.at, self._clock(), asyncio.Semaphore(self._limits.depth)
         try:
-            # Cancelled: gather cancels all of them, and each gives its slots back before it ends.
+            # Cancelled: the group cancels all of them, and each gives its slots back before it ends.
             async with asyncio.TaskGroup() as group:
                 for piece in pieces:
-                    group.create_task(self._read_piece(edge, load, piece))
+                    group.create_task(self._read_piece(edge, load, piece, turns))
         finally:
             counters.seconds += self._clock() - started_s
         return load.at > before
 
-    async def _read_piece(self, edge: Edge, load: Load, blocks: Sequence[Block]) -> None:
+    async def _read_piece(self, edge: Edge, load: Load, blocks: Sequence[Block], turns: asyncio.Semaphore) -> None:
         pool = load.pool
         metas: list[BlockMeta] = []
         try:
             into = [self._arenas.view(pool.pool_id, block.slot, pool.spec.block_bytes) for block in blocks]
-            metas = await self._tiers.read(edge, pool.spec, [block.key for block in blocks], into)
+            async with turns:
+                metas = await self._tiers.read(edge, pool.spec, [block.key for block in blocks], into)
         finally:
             came = pool.pool.moves.fill(blocks, metas)
             self._changed(pool)
             self._tiers.lies_in(edge.tier.name, pool, [block.key for block in blocks[: len(metas)]])
-            for block in blocks[:came]:
+            for block in blocks[: len(metas)]:  # also those that become present with what a later piece brings
                 block.source = edge.tier.name
             counters = self._counters_of(edge.tier.name)
             counters.blocks += came

@@ -94,7 +94,7 @@ class LowerTier(Protocol):
         share."""
 
     async def drop(self, spec: PoolSpec, keys: Sequence[bytes]) -> int:
-        """Free these blocks, children first; those with others below them stay. How many were freed."""
+        """Free these blocks, in any order; those with others below them stay. How many were freed."""
 
     async def verify(self, spec: PoolSpec, keys: Sequence[bytes]) -> list[bytes]:
         """Read these blocks and drop those that do not hold; which ones."""

@@ -224,15 +224,13 @@ class KvRequests:
         if not keys:
             raise InvalidRequest("no keys")
         freed = 0
-        for spec, metas in self._metas(request.model, request.tier):
-            pool = self._pools.find(spec)
-            if request.tier != TIER:
-                depths = {meta.key: meta.depth for meta in metas}
-                chains = sorted(keys, key=lambda key: depths.get(key, 0))
-                freed += await self._edge(request.tier).tier.drop(spec, chains)
-            elif pool is not None:
+        if request.tier == TIER:
+            for pool in self._pools.of_model(request.model):
                 freed += pool.pool.drop_blocks(request.keys, self._clock())
                 self._changed(pool)
+        else:
+            for spec in self._specs_below(request.model, request.tier):
+                freed += await self._edge(request.tier).tier.drop(spec, keys)
         return DroppedBlocks(blocks={request.tier: freed})
 
     async def _warm(self, request: WarmBlocks) -> WarmedBlocks:
@@ -284,7 +282,11 @@ class KvRequests:
         if tier == TIER:
             return [(pool.spec, self._g2_metas(pool)) for pool in self._pools.of_model(model)]
         edge = self._edge(tier)
-        return [(spec, edge.tier.blocks(spec)) for spec, _ in self._tiers.specs(tier) if spec.model == model]
+        return [(spec, edge.tier.blocks(spec)) for spec in self._specs_below(model, tier)]
+
+    def _specs_below(self, model: str, tier: str) -> list[PoolSpec]:
+        """Raise InvalidRequest for a tier that there is not."""
+        return [spec for spec, _ in self._tiers.specs(self._edge(tier).tier.name) if spec.model == model]
 
     def _g2_metas(self, pool: OpenPool) -> list[BlockMeta]:
         keys = (key for chain in pool.pool.chains() for key in unpack_keys(chain.keys))

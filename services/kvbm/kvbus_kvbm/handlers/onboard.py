@@ -46,7 +46,7 @@ class Onboarding:
             return pinned
         run = len(pinned.slots)
         load = self._loads.bring_up(
-            self._pools.get(request.pool_id), keys[run:], keys[run - 1] if run else request.parent
+            self._pools.get(request.pool_id), keys[run:], keys[run - 1] if run else request.parent, request.tiers
         )
         if load is None:
             return pinned
@@ -54,20 +54,20 @@ class Onboarding:
             await self._loads.wait(load, keys[0], wait_s)
             pinned = self._pin(request)
             run = len(pinned.slots)
-        return msgspec.structs.replace(pinned, coming=self._loads.coming(load, keys[run:]))
+        coming = self._loads.coming(load, keys[run:])
+        return msgspec.structs.replace(pinned, coming=coming, awaits=load.reading if coming else "")
 
     def _pin(self, request: PinBlocks) -> PinnedBlocks:
         pool = self._pools.get(request.pool_id)
         try:
             pinned = pool.pool.pin(request.instance_id, request.keys, self._clock())
-            self._count(pool, request, len(pinned.slots))
-            return pinned
+            return msgspec.structs.replace(pinned, brought=self._count(pool, request, len(pinned.slots)))
         finally:
             self._changed(pool)
             self._used(pool, request.keys)
 
-    def _count(self, pool: OpenPool, request: PinBlocks, blocks: int) -> None:
-        """What was brought up counts for the tier it came from, once."""
+    def _count(self, pool: OpenPool, request: PinBlocks, blocks: int) -> dict[str, int]:
+        """What was brought up counts for the tier it came from, once: how many blocks, without those that were in G2."""
         sources: Counter[str] = Counter()
         for key in unpack_keys(request.keys[: blocks * KEY_BYTES]):
             block = pool.pool.find(key)
@@ -76,3 +76,4 @@ class Onboarding:
                 block.source = "g2"
         for tier, count in sources.items():
             self._spared(request.instance_id, tier, count * pool.spec.block_size)
+        return {tier: count for tier, count in sources.items() if tier != "g2"}

@@ -72,14 +72,15 @@ class Retention:
         return Retained(unpinned=tuple(sorted(unpinned)))
 
     async def drop(self, request: DropBlocks) -> DroppedBlocks:
-        """In pieces that a pool takes, the last one first: children go before their parents."""
+        """In pieces that a pool takes. A block goes only after those below it, and these may be in any piece."""
         if len(request.keys) % KEY_BYTES:
             raise InvalidRequest(f"{len(request.keys)} bytes are no keys of {KEY_BYTES} bytes")
         dropped = {TIER: 0, **{edge.tier.name: 0 for edge in self._tiers.edges}}
         keys = list(dict.fromkeys(unpack_keys(request.keys)))
-        for end in range(len(keys), 0, -self._max_keys):
+        pieces = [keys[at : at + self._max_keys] for at in range(0, len(keys), self._max_keys)]
+        for piece in (*pieces, *pieces[-2::-1]):
             for spec in self._specs(request.model):
-                for tier, blocks in (await self._drop(spec, keys[max(0, end - self._max_keys) : end])).items():
+                for tier, blocks in (await self._drop(spec, piece)).items():
                     dropped[tier] += blocks
         return DroppedBlocks(blocks=dropped)
 

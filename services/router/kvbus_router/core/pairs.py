@@ -77,14 +77,14 @@ class PairPlanner:
             return PairPlan(chosen)
         found = [
             self._terms(request, chosen, decode, other, holders, thresholds, moved)
-            for other in self._candidates(roster, decode, holders)
+            for other in self._candidates(request, roster, decode, holders)
             if other is not decode
         ]
         # Of two that are about as soon, the one that has less to compute: so a fan-out is computed by one.
         work = self._weights.work_weight
         able = sorted((t for t in found if not t.verdict), key=lambda t: (t.cost_s + work * t.prefill_s, t.worker_id))
         terms = (*able, *(t for t in found if t.verdict))[: self._most]
-        if not able or able[0].cost_s >= able[0].local_cost_s:
+        if not able or (able[0].cost_s >= able[0].local_cost_s and request.prefill_pinned is None):
             return PairPlan(chosen, terms)
         best = able[0]
         worker = roster.get(best.worker_id)
@@ -93,8 +93,12 @@ class PairPlanner:
         prefill = RemotePrefill(worker_id=best.worker_id, incarnation=worker.incarnation, tokens=moved)
         return PairPlan(_with_remote(chosen, moved, best.ready_s), terms, prefill, moved - best.cached_tokens)
 
-    def _candidates(self, roster: Roster, decode: Worker, holders: Holders) -> Sequence[Worker]:
-        """All, or of many those that have the least to compute, and those that hold the most of the prompt."""
+    def _candidates(self, request: RouteRequest, roster: Roster, decode: Worker, holders: Holders) -> Sequence[Worker]:
+        """The one that the client names; else all, or of many those that have the least to compute, and those that hold the most
+        of the prompt."""
+        if request.prefill_pinned is not None:
+            named = roster.get(request.prefill_pinned)
+            return [] if named is None or named.worker.role == "decode" else [named]
         everyone = roster.prefillers(decode.worker.role)
         if len(everyone) <= 2 * CANDIDATES:
             return everyone

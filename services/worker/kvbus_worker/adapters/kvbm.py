@@ -4,6 +4,7 @@ and what requests say of their blocks is passed on."""
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -19,10 +20,11 @@ from kvbus_worker.adapters.write_through import WriteThrough, WriteThroughLimits
 from kvbus_worker.core.offload import OffloadQueue
 from kvbus_worker.core.onboard_rates import OnboardRates
 from kvbus_worker.core.patience import LowerTiers, Patience
+from kvbus_worker.core.pulls import Coming
 from kvbus_worker.core.retention import on_the_wire
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import BlockEvent, DirectiveRun, Engine
-from kvbus_worker.engines.said import Said
+from kvbus_worker.engines.said import NOTHING_SAID, Said
 
 
 class KvbmLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,7 @@ class Kvbm:
         self._batch_blocks = min(limits.onboard_batch_blocks, fitting)
         self._scratch = Scratch(self._batch_blocks * block_bytes, keep=2)
         self._importing: set[bytes] = set()
+        self._coming = Coming(asyncio.Event)
         self._onboarding = 0
         self._write_through = WriteThrough(
             engine,
@@ -90,64 +93,100 @@ class Kvbm:
         """Worth a try: kvbm is there and G1 does not have all of the chain."""
         if self._link.pool is None or len(keys) < self._limits.onboard_min_blocks:
             return False
-        if len(keys) - self._engine.cached_blocks(keys) < self._limits.onboard_min_blocks:
+        have = self._engine.cached_blocks(keys)
+        if len(keys) - have < self._limits.onboard_min_blocks:
             return False
-        if self._onboarding >= self._limits.onboard_parallel:
+        come_for_others = self._coming.shared(keys, have, self._coming.number()) > have
+        if self._onboarding >= self._limits.onboard_parallel and not come_for_others:
             self._metrics.kvbm_skipped.inc()
             return False
         return True
 
-    async def onboard(self, keys: Sequence[bytes], packed: bytes) -> int:
+    async def onboard(self, keys: Sequence[bytes], packed: bytes, said: Said = NOTHING_SAID) -> int:
         """Bring the blocks that kvbm has beyond G1's into G1, as long as that is sooner than computing them; how many tokens they
-        hold. ``packed``: the tokens of the chain."""
-        now = asyncio.get_running_loop().time()
+        hold. ``packed``: the tokens of the chain, of whose blocks this is ``said``. What comes for another request is waited for,
+        and is that one's."""
+        deadline = asyncio.get_running_loop().time() + self._limits.onboard_timeout_s
         prefill = max(self._engine.load().prefill_tokens_per_s, 1.0)
-        timeout_s = self._limits.onboard_timeout_s
-        self._onboarding += 1
-        try:
-            return await self._bring(keys, packed, Patience(now + timeout_s, prefill), timeout_s, prefill)
-        finally:
-            self._onboarding -= 1
+        return await self._bring(keys, packed, said, Patience(deadline, prefill), deadline, prefill)
 
-    async def prefetch(self, keys: Sequence[bytes], packed: bytes, within_s: float) -> int:
+    async def prefetch(self, keys: Sequence[bytes], packed: bytes, within_s: float, said: Said = NOTHING_SAID) -> int:
         """As `onboard`, but nobody would compute them instead."""
         deadline = asyncio.get_running_loop().time() + within_s
-        return await self._bring(keys, packed, Patience(deadline), within_s, 0.0)
+        return await self._bring(keys, packed, said, Patience(deadline), deadline, 0.0)
 
     async def _bring(
-        self, keys: Sequence[bytes], packed: bytes, patience: Patience, timeout_s: float, prefill: float
+        self, keys: Sequence[bytes], packed: bytes, said: Said, patience: Patience, deadline: float, prefill: float
     ) -> int:
+        number = self._coming.number()
+        have = await self._after_others(keys, number, patience)
         pool = self._link.pool
-        if pool is None:
+        if have is None or have == len(keys) or pool is None:
             return 0
+        if prefill and self._onboarding >= self._limits.onboard_parallel:  # they have begun since `can_onboard`
+            self._metrics.kvbm_skipped.inc()
+            return 0
+        promised = keys[have : have + self._limits.max_keys]
+        self._coming.begin(number, promised)
+        self._onboarding += prefill > 0
+        try:
+            return await self._fetch(pool, keys, packed, said, number, patience, deadline, prefill)
+        finally:
+            self._onboarding -= prefill > 0
+            self._coming.end(number, promised)
+
+    async def _after_others(self, keys: Sequence[bytes], number: int, patience: Patience) -> int | None:
+        """Wait for blocks that come for others already; how many are there then, None: they took too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            have = self._engine.cached_blocks(keys)
+            shared = self._coming.shared(keys, have, number)
+            if shared == have:
+                return have
+            wait_s = patience.wait_s((len(keys) - have) * self._block_size, loop.time())
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._coming.signal(keys[shared - 1]).wait()
+            except TimeoutError:
+                return None
+
+    async def _fetch(
+        self, pool: Pool, keys: Sequence[bytes], packed: bytes, said: Said, number: int, patience: Patience,
+        deadline: float, prefill: float,
+    ) -> int:  # fmt: skip
+        loop = asyncio.get_running_loop()
+        missing = (len(keys) - self._engine.cached_blocks(keys)) * self._block_size
         onboarding = Onboarding(
             self._engine,
             self._link,
             pool,
-            OnboardLimits(batch_blocks=self._batch_blocks, max_blocks=self._limits.onboard_max_blocks),
-            self.rates,
+            OnboardLimits(batch_blocks=self._batch_blocks, max_blocks=self._limits.max_keys),
+            self._lower,
             self._importing,
             self._scratch,
             keys,
             packed,
+            said,
+            came=partial(self._coming.end, number),
             spawn=self._spawn,
             metrics=self._metrics,
         )
         try:
-            async with asyncio.timeout(timeout_s):
-                await onboarding.bring(patience, self._tier_below(pool, prefill))
+            async with asyncio.timeout_at(deadline):
+                await onboarding.bring(
+                    patience, self._lower.worth_asking(pool.lower_tiers, missing, prefill, loop.time())
+                )
         except TimeoutError:
-            if prefill:
+            if prefill and not onboarding.waits:
                 self._link.failed("onboard", RequestFailed.of(ErrorCode.DEADLINE_EXCEEDED, "onboarding took too long"))
-            else:  # whoever asked for a prefetch chose how long it may take
-                self._metrics.kvbm_failures.labels("prefetch", str(ErrorCode.DEADLINE_EXCEEDED)).inc()
+            else:  # a slow tier says nothing of G2; and whoever asked for a prefetch chose how long it may take
+                operation = "onboard" if prefill else "prefetch"
+                self._metrics.kvbm_failures.labels(operation, str(ErrorCode.DEADLINE_EXCEEDED)).inc()
         except FAILURES as error:
             self._link.failed("onboard", error)
+        if prefill and onboarding.awaited:
+            self._lower.came_too_late(onboarding.awaited, missing / prefill, loop.time())
         return onboarding.blocks * self._block_size
-
-    def _tier_below(self, pool: Pool, prefill: float) -> str:
-        tier, now = pool.lower_tier, asyncio.get_running_loop().time()
-        return tier if tier and self._lower.are_worth_it(tier, prefill, now) else ""
 
     async def retain(self, keys: Sequence[bytes], runs: Sequence[DirectiveRun]) -> frozenset[bytes] | None:
         """Tell kvbm what is said of the blocks of a chain; the keys that it does not pin though they are to be, or None when it did

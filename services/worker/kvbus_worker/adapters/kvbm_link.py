@@ -17,14 +17,14 @@ from kvbus_worker.adapters.metrics import WorkerMetrics
 
 
 class Pool(msgspec.Struct, frozen=True, eq=False):
-    """A mapped pool of one incarnation of kvbm. ``lower_tier``: the first tier below G2, empty when there is none."""
+    """A mapped pool of one incarnation of kvbm. ``lower_tiers``: those below G2, from above."""
 
     subject: str
     instance_id: str
     incarnation: int
     pool_id: str
     arena: Arena
-    lower_tier: str = ""
+    lower_tiers: tuple[str, ...] = ()
 
 
 class KvbmLink:
@@ -55,6 +55,16 @@ class KvbmLink:
     @property
     def pool(self) -> Pool | None:
         return self._pool if asyncio.get_running_loop().time() >= self._rest_until else None
+
+    @property
+    def is_attached(self) -> bool:
+        """Also while it is left alone."""
+        return self._pool is not None
+
+    @property
+    def rests_s(self) -> float:
+        """How much longer it is left alone."""
+        return max(self._rest_until - asyncio.get_running_loop().time(), 0.0)
 
     def ask(self, pool: Pool, request: Any, reply: type[Any], *, wait_s: float = 0.0) -> Coroutine[Any, Any, Any]:
         """``wait_s``: how long kvbm itself may wait before it answers."""
@@ -109,7 +119,7 @@ class KvbmLink:
         except (RequestFailed, ArenaError) as error:
             self.failed("attach", error)
             return False
-        lower = _tier_below(record)
+        lower = _tiers_below(record)
         self._pool = Pool(subject, record.instance_id, record.incarnation, reply.pool_id, arena, lower)
         self._rest_until = 0.0
         self._metrics.kvbm_attached.set(1)
@@ -125,10 +135,11 @@ class KvbmLink:
             self._log.info("kvbm_detached")
 
 
-def _tier_below(record: InstanceRecord) -> str:
+def _tiers_below(record: InstanceRecord) -> tuple[str, ...]:
     if record.kvbm is None:
-        return ""
-    return "g3" if record.kvbm.g3_bytes else "g4" if record.kvbm.g4_store else ""
+        return ()
+    there = {"g3": record.kvbm.g3_bytes, "g4": record.kvbm.g4_store}
+    return tuple(tier for tier, has in there.items() if has)
 
 
 def _is_same(pool: Pool, record: InstanceRecord | None) -> bool:

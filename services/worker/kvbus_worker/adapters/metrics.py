@@ -46,6 +46,9 @@ class WorkerMetrics:
         self.dropped = metrics.counter("dropped_blocks", "blocks freed because nobody needs them any more")
         self.offload_waiting = metrics.gauge("offload_queue_blocks", "blocks that wait for write-through")
         self.offload_dropped = metrics.gauge("offload_dropped_blocks", "blocks pushed out of the write-through queue")
+        self.offload_evicted = metrics.gauge(
+            "offload_evicted_blocks", "blocks that left G1 before they were written through"
+        )
 
         self.remote_prefills = metrics.counter(
             "remote_prefills", "prompts computed for other workers, by outcome", ("outcome",)

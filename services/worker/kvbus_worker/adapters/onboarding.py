@@ -15,7 +15,7 @@ import msgspec
 
 from kvbus_blocks.keys import ROOT
 from kvbus_runtime.errors import RequestFailed
-from kvbus_transfer.arena import Arena, ArenaError, copy_and_checksum
+from kvbus_transfer import Arena, ArenaError, copy_verified
 from kvbus_wire.errors import ErrorCode
 from kvbus_wire.kvbm import PinBlocks, PinnedBlocks, ReleaseLease, Slot
 from kvbus_wire.packing import TOKEN_BYTES, pack_keys
@@ -23,9 +23,9 @@ from kvbus_wire.worker import Done
 from kvbus_worker.adapters.kvbm_link import KvbmLink, Pool
 from kvbus_worker.adapters.metrics import WorkerMetrics
 from kvbus_worker.adapters.scratch import Scratch
-from kvbus_worker.core.onboard_rates import OnboardRates
-from kvbus_worker.core.patience import Patience
+from kvbus_worker.core.patience import LowerTiers, Patience
 from kvbus_worker.engines.base import Engine, EngineError
+from kvbus_worker.engines.said import Said
 
 G2 = "g2"
 FAILURES = (RequestFailed, ArenaError, EngineError, IndexError)
@@ -40,11 +40,12 @@ class OnboardLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Run(msgspec.Struct):
-    """Pinned blocks: ``keys[first : first + len(slots)]``. ``copied`` of them lie in G1; ``corrupt``: positions within the run."""
+    """Pinned blocks: ``keys[first : first + len(slots)]``. ``copied`` of them lie in G1; ``corrupt``: positions within the run.
+    ``waited``: for lower tiers, otherwise they were in G2."""
 
     first: int
     pinned: PinnedBlocks
-    source: str
+    waited: bool
     lease_end: float
     copied: int = 0
     corrupt: tuple[int, ...] = ()
@@ -52,6 +53,14 @@ class _Run(msgspec.Struct):
     @property
     def end(self) -> int:
         return self.first + len(self.pinned.slots)
+
+    @property
+    def source(self) -> str:
+        """Whose pace it shows; empty: that of several tiers, or of a load for another reader."""
+        if not self.waited:
+            return G2
+        (tier, count), *others = self.pinned.brought.items() or [("", 0)]
+        return tier if count == len(self.pinned.slots) and not others else ""
 
 
 class _Ahead:
@@ -71,41 +80,48 @@ class _Ahead:
 
 
 class Onboarding:
-    """Brings the blocks of one chain: ``keys`` from the root on, ``packed`` their tokens. Used once."""
+    """Brings the blocks of one chain: ``keys`` from the root on, ``packed`` their tokens. Used once. ``came`` hears which are in
+    G1."""
 
     def __init__(
-        self, engine: Engine, link: KvbmLink, pool: Pool, limits: OnboardLimits, rates: OnboardRates,
-        importing: set[bytes], scratch: Scratch, keys: Sequence[bytes], packed: bytes, *, spawn: Spawn, metrics: WorkerMetrics,
+        self, engine: Engine, link: KvbmLink, pool: Pool, limits: OnboardLimits, tiers: LowerTiers,
+        importing: set[bytes], scratch: Scratch, keys: Sequence[bytes], packed: bytes, said: Said, *,
+        came: Callable[[Sequence[bytes]], None], spawn: Spawn, metrics: WorkerMetrics,
     ) -> None:  # fmt: skip
         self._engine = engine
         self._link = link
         self._pool = pool
         self._limits = limits
-        self._rates = rates
+        self._tiers = tiers
         self._importing = importing
         self._scratch = scratch
         self._keys = keys
         self._packed = packed
+        self._said = said
+        self._came = came
         self._spawn = spawn
         self._metrics = metrics
         self._block_bytes = engine.info.block_bytes
         self._block_size = engine.info.block_size
         self._finished_at = 0.0
         self._coming = 0
+        self._below = False
         self.blocks = 0
+        self.waits = False
+        self.awaited = ""
 
-    async def bring(self, patience: Patience, lower_tier: str) -> None:
-        """``self.blocks`` says how many came, also when this ends with an error. ``lower_tier``: what is below G2 and worth asking,
-        empty: nothing."""
+    async def bring(self, patience: Patience, lower: Sequence[str]) -> None:
+        """``self.blocks`` says how many came, also when this ends with an error. ``lower``: tiers below G2 that are worth asking.
+        ``self.waits``: for them, when it ended; ``self.awaited``: the tier that let nothing come in time."""
         first = self._engine.cached_blocks(self._keys)
         self._keys = self._keys[: first + self._limits.max_blocks]
         self._finished_at = asyncio.get_running_loop().time()
-        run = await self._pin(first, 0.0, G2)
-        if run is None and lower_tier:
-            run = await self._pin_below(first, patience, lower_tier)
+        run = await self._pin(first)
+        if run is None and lower:
+            run = await self._pin_below(first, patience, lower)
         while run is not None:
-            more = run.pinned.coming or (run.source == G2 and lower_tier)
-            ahead = self._ask_ahead(run.end, patience, lower_tier) if more and run.end < len(self._keys) else None
+            more = run.pinned.coming or (not run.waited and lower)
+            ahead = self._ask_ahead(run.end, patience, lower) if more and run.end < len(self._keys) else None
             try:
                 await self._copy(run, patience)
                 complete = run.copied == len(run.pinned.slots)
@@ -117,16 +133,21 @@ class Onboarding:
     def _wait_s(self, first: int, patience: Patience) -> float:
         return patience.wait_s((len(self._keys) - first) * self._block_size, asyncio.get_running_loop().time())
 
-    async def _pin_below(self, first: int, patience: Patience, tier: str) -> _Run | None:
+    async def _pin_below(
+        self, first: int, patience: Patience, lower: Sequence[str], ahead: "_Ahead | None" = None
+    ) -> _Run | None:
         """Ask again when kvbm has waited as long as it does for one request and they are still on their way."""
-        while (wait_s := self._wait_s(first, patience)) > 0:
-            run = await self._pin(first, wait_s, tier)
+        self.waits = True  # also when this is cancelled: it was what took so long
+        run: _Run | None = None
+        while (wait_s := self._wait_s(first, patience)) > 0 and not (ahead is not None and ahead.abandoned):
+            run = await self._pin(first, wait_s, lower)
             if run is not None or not self._coming:
-                return run
+                break
             await asyncio.sleep(_ASK_AGAIN_S)
-        return None
+        self.waits = False
+        return run
 
-    async def _pin(self, first: int, wait_s: float, source: str) -> _Run | None:
+    async def _pin(self, first: int, wait_s: float = 0.0, lower: Sequence[str] = ()) -> _Run | None:
         """None: nothing (more) is there, or came in time."""
         asked = self._keys[first:]
         if not asked:
@@ -138,18 +159,22 @@ class Onboarding:
             keys=pack_keys(asked),
             wait_s=wait_s,
             parent=self._keys[first - 1] if first else ROOT,
+            tiers=tuple(lower),
         )
         pinned: PinnedBlocks = await self._link.ask(self._pool, request, PinnedBlocks, wait_s=wait_s)
         self._coming = pinned.coming
         if not pinned.lease_id:
+            self.awaited = pinned.awaits if wait_s and not self._below else ""
             return None
+        self.awaited = ""
+        self._below = self._below or wait_s > 0
         pinned = msgspec.structs.replace(pinned, slots=pinned.slots[: len(asked)])
         # Counted from before the request: kvbm's lease began later, so it ends later than this.
-        return _Run(first, pinned, source, asked_at + pinned.lease_s)
+        return _Run(first, pinned, wait_s > 0, asked_at + pinned.lease_s)
 
-    def _ask_ahead(self, first: int, patience: Patience, lower_tier: str) -> _Ahead:
+    def _ask_ahead(self, first: int, patience: Patience, lower: Sequence[str]) -> _Ahead:
         ahead = _Ahead()
-        self._spawn(self._pin_ahead(ahead, self._pin_below(first, patience, lower_tier)), name="kvbm pin ahead")
+        self._spawn(self._pin_ahead(ahead, self._pin_below(first, patience, lower, ahead)), name="kvbm pin ahead")
         return ahead
 
     async def _pin_ahead(self, ahead: _Ahead, pinning: Coroutine[Any, Any, _Run | None]) -> None:
@@ -185,8 +210,9 @@ class Onboarding:
         """Of runs that overlap each has the time since the end of the one before."""
         took_s, self._finished_at = now - self._finished_at, now
         self._metrics.kvbm_seconds.labels("onboard").inc(took_s)
-        self._rates.observe(run.source, run.copied * self._block_size, took_s)
-        if run.source != G2:
+        if run.source:
+            self._tiers.observe(run.source, run.copied * self._block_size, took_s)
+        if run.waited:
             patience.came(run.copied * self._block_size)
 
     async def _copy_in(self, run: _Run) -> None:
@@ -223,7 +249,10 @@ class Onboarding:
         size, end = self._block_size * TOKEN_BYTES, first + len(data)
         parent = self._keys[first - 1] if first else ROOT
         tokens = [self._packed[i * size : (i + 1) * size] for i in range(first, end)]
-        return await self._engine.import_blocks(parent, self._keys[first:end], tokens, data)
+        said = self._said.of(first, end)
+        count = await self._engine.import_blocks(parent, self._keys[first:end], tokens, data, said)
+        self._came(self._keys[first : first + count])
+        return count
 
     async def _release(self, run: _Run) -> None:
         try:
@@ -234,11 +263,8 @@ class Onboarding:
 
 
 def _copy_out(arena: Arena, slots: Sequence[Slot], block_bytes: int, into: memoryview) -> list[memoryview]:
-    """Private copies of the leading slots whose checksum holds. The copy is checked: the slot may change under the reader."""
-    copies: list[memoryview] = []
-    for start, slot in zip(range(0, len(slots) * block_bytes, block_bytes), slots, strict=True):
-        copy = into[start : start + block_bytes]
-        if copy_and_checksum(arena.view(slot.index)[:block_bytes], copy) != slot.checksum:
-            break
-        copies.append(copy)
-    return copies
+    """Private copies of the leading slots whose checksum holds. Raise IndexError."""
+    views = [arena.view(slot.index)[:block_bytes] for slot in slots]
+    copies = [into[start : start + block_bytes] for start in range(0, len(slots) * block_bytes, block_bytes)]
+    checksums = [slot.checksum for slot in slots]
+    return copies[: copy_verified(list(zip(views, copies, checksums, strict=True)))]

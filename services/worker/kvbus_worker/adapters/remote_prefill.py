@@ -25,6 +25,7 @@ from kvbus_worker.core.admission import Admitted, ModelLimits
 from kvbus_worker.core.onboard_rates import OnboardRates
 from kvbus_worker.core.pulls import Coming
 from kvbus_worker.engines.base import Engine, EngineError, HandsOver
+from kvbus_worker.engines.said import Said
 from kvbus_worker.settings import WorkerSettings
 
 SOURCE = "remote"
@@ -359,7 +360,8 @@ class RemotePrefiller:
         parent = admitted.keys[first - 1] if first else ROOT
         try:
             views = [memoryview(buffer) for buffer in buffers]
-            imported = await self._engine.import_blocks(parent, admitted.keys[first:end], tokens, views)
+            said = Said(admitted.request.directives).of(first, end)
+            imported = await self._engine.import_blocks(parent, admitted.keys[first:end], tokens, views, said)
         except EngineError as error:
             raise _GivenUp("not_imported", str(error)) from error
         took_s = loop.time() - began

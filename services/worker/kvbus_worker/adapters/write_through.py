@@ -85,13 +85,21 @@ class WriteThrough:
         while True:
             await self._wake.wait()
             await self._gather()
-            while (pool := self._link.pool) is not None and (batch := self._queue.take(self._store)) is not None:
+            while len(self._queue) and self._link.is_attached:
+                pool = self._link.pool
+                if (
+                    pool is None
+                ):  # it is left alone, perhaps for somebody else's failure: nobody would wake this up again
+                    await asyncio.sleep(self._link.rests_s)
+                    continue
+                batch = self._queue.take(self._store)
                 self._show_queue()
+                if batch is None:
+                    continue
                 try:
                     await self._offload(pool, batch)
                 except FAILURES as error:
                     self._link.failed("offload", error)
-                    await asyncio.sleep(self._link.retry_s)
 
     async def _gather(self) -> None:
         """A batch is full, or the oldest block has waited long enough."""
@@ -132,6 +140,8 @@ class WriteThrough:
             raise
         for (i, _), value in zip(chosen, sums, strict=True):
             checksums[i] = value
+        self._queue.evicted += sum(not done for done in written)
+        self._show_queue()
         if not await self._commit(pool, reserved.lease_id, checksums):
             return
         blocks = sum(value is not None for value in checksums)
@@ -170,6 +180,7 @@ class WriteThrough:
     def _show_queue(self) -> None:
         self._metrics.offload_waiting.set(len(self._queue))
         self._metrics.offload_dropped.set(self._queue.dropped)
+        self._metrics.offload_evicted.set(self._queue.evicted)
 
 
 def _be_nice() -> None:

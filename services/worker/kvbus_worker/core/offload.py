@@ -17,13 +17,17 @@ class OffloadBatch(msgspec.Struct, frozen=True):
 
 
 class OffloadQueue:
-    """Bounded: a new block pushes the oldest one out. A block that is not written through costs a recompute, later, at worst."""
+    """Bounded: a new block pushes the oldest one out. A block that is not written through costs a recompute, later, at worst.
+
+    ``dropped``: pushed out; ``evicted``: gone from G1 before their turn came.
+    """
 
     def __init__(self, *, limit_blocks: int, batch_blocks: int) -> None:
         self._limit = limit_blocks
         self.batch_blocks = batch_blocks
         self._waiting: deque[tuple[bytes, bytes]] = deque()
         self.dropped = 0
+        self.evicted = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,5 +67,7 @@ class OffloadQueue:
                 if first is None:
                     first = parent
                 keys.append(key)
+            else:
+                self.evicted += 1
             self._waiting.popleft()
         return OffloadBatch(first, tuple(keys)) if first is not None else None

@@ -1,5 +1,5 @@
-"""Blocks that come from other workers right now, so that requests with the same prompt wait for them instead of fetching, or
-computing, them once more. Pure but for the events that others wait on, which whoever owns this makes.
+"""Blocks that come from other workers, or from kvbm, right now, so that requests with the same prompt wait for them instead of
+fetching, or computing, them once more. Pure but for the events that others wait on, which whoever owns this makes.
 
 Pulls are numbered as they begin, and one waits only for blocks of those that began before it: so none can wait in a circle.
 """

@@ -167,9 +167,15 @@ class Engine(Protocol):
         """Copy block ``keys[i]`` to ``into[i]`` (``block_bytes`` each); False where the block is gone. Never a torn copy."""
 
     async def import_blocks(
-        self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], data: Sequence[memoryview]
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        data: Sequence[memoryview],
+        said: Sequence[Directive | None] = (),
     ) -> int:
-        """Make blocks reusable below ``parent``, which must be in G1 (or the root). ``tokens``: packed ids per block.
+        """Make blocks reusable below ``parent``, which must be in G1 (or the root). ``tokens``: packed ids per block. ``said``:
+        what holds for new ones from the beginning, before a request uses them (empty, None: nothing is said).
 
         Returns how many leading blocks are in G1 afterwards; takes only free or evictable room.
         BlocksStored is emitted for new ones.

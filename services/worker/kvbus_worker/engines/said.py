@@ -52,3 +52,6 @@ class Said:
         if first < end:
             pieces.append((first, end, None))
         return pieces
+
+
+NOTHING_SAID = Said()

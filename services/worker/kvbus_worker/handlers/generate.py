@@ -21,6 +21,7 @@ from kvbus_worker.core.requests import OpenRequest
 from kvbus_worker.core.retention import pinned_positions
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import EngineError
+from kvbus_worker.engines.said import Said
 from kvbus_worker.handlers.prefetch import PrefetchHandler
 from kvbus_worker.handlers.runner import RequestRunner
 
@@ -132,8 +133,10 @@ class GenerateHandler:
         request: OpenRequest,
         admitted: Admitted,
     ) -> None:
-        onboarded = await kvbm.onboard(admitted.keys, admitted.packed) if kvbm is not None else 0
-        engine_request = admitted.request
+        engine_request, onboarded = admitted.request, 0
+        if kvbm is not None:
+            said = Said(engine_request.directives)
+            onboarded = await kvbm.onboard(admitted.keys, admitted.packed, said)
         if bringing is not None and self._remote is not None:
             brought = await self._remote.bring(bringing)
             request.abandon = None

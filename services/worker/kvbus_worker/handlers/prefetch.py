@@ -10,6 +10,7 @@ from kvbus_worker.core.admission import ModelLimits, PrefixGone, resolve
 from kvbus_worker.core.retention import block_runs
 from kvbus_worker.core.token_store import TokenStore
 from kvbus_worker.engines.base import Engine
+from kvbus_worker.engines.said import Said
 
 
 class PrefetchHandler:
@@ -44,17 +45,19 @@ class PrefetchHandler:
         )
         onboarded = 0
         within_s = message.deadline_ms / 1000 - time.time()
-        if self._kvbm is None or self._engine.cached_blocks(prompt.keys) == len(prompt.keys):
+        if self._engine.cached_blocks(prompt.keys) == len(prompt.keys):
             outcome = "present"
+        elif self._kvbm is None:
+            outcome = "nothing_came"
         elif self._running >= self._parallel or within_s <= 0:
             outcome = "skipped"
         else:
-            outcome = "brought"
             self._running += 1
             try:
-                onboarded = await self._kvbm.prefetch(prompt.keys, prompt.packed, within_s)
+                onboarded = await self._kvbm.prefetch(prompt.keys, prompt.packed, within_s, Said(runs))
             finally:
                 self._running -= 1
+            outcome = "brought" if onboarded else "nothing_came"
         # They are as recent as if they had been used, so that they are still there when they are.
         cached = await self._engine.touch(prompt.keys, runs)
         self._metrics.prefetches.labels(outcome).inc()

@@ -8,18 +8,24 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from kvbus_transfer import host_memory
+
 T = TypeVar("T")
 
 
 class Buffer:
-    """Memory aligned for O_DIRECT, reused from call to call; it grows to the largest size that was asked for."""
+    """Memory aligned for O_DIRECT, reused from call to call; it grows to the largest size that was asked for.
+
+    On huge pages, where the kernel has some: a disk is given a list of pieces of physical memory, and one whose memory lies in
+    scattered pages of 4 KiB read 1.2 GB/s instead of 3.
+    """
 
     def __init__(self) -> None:
         self._memory: memoryview | None = None
 
     def view(self, size_bytes: int) -> memoryview:
         if self._memory is None or len(self._memory) < size_bytes:
-            self._memory = memoryview(mmap.mmap(-1, max(size_bytes, mmap.PAGESIZE)))
+            self._memory = host_memory(max(size_bytes, mmap.PAGESIZE))
         return self._memory[:size_bytes]
 
 

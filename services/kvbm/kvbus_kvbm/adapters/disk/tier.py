@@ -140,9 +140,9 @@ class DiskTier:
         if shelf is None or not self._is_open:
             return 0
         dropped = 0
-        for key in reversed(keys):
-            block = shelf.find(key)
-            if block is not None and block.kept and not block.children:
+        found = [block for block in map(shelf.find, dict.fromkeys(keys)) if block is not None]
+        for block in sorted(found, key=lambda block: -block.depth):
+            if block.kept and not block.children:
                 shelf.remove(block)
                 dropped += 1
         self._shelves.publish(shelf)

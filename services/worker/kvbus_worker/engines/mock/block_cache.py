@@ -21,9 +21,7 @@ from itertools import count, groupby
 from kvbus_blocks.keys import ROOT
 from kvbus_blocks.retention import PLAIN, Directive, EvictionOrder, PinCaps, apply, merge
 from kvbus_worker.engines.base import BlockEvent, BlocksRemoved, BlocksStored
-from kvbus_worker.engines.said import Said
-
-NOTHING_SAID = Said()
+from kvbus_worker.engines.said import NOTHING_SAID, Said
 
 
 class _Run:
@@ -138,6 +136,16 @@ class BlockCache:
             self._order.use(run)
             run = run.parent
 
+    def let_go(self, keys: Sequence[bytes]) -> None:
+        """Give up the references to a chain from the root that was only looked at: nothing of it has been used."""
+        self._let_go(self._runs[keys[-1]] if keys else None)
+
+    def _let_go(self, run: _Run | None) -> None:
+        while run is not None:
+            self._unreference(run)
+            self._order.offer(run)
+            run = run.parent
+
     def _unreference(self, run: _Run) -> None:
         run.users -= 1
         if not run.users:
@@ -185,8 +193,15 @@ class BlockCache:
             part = slice(start - first, end - first)
             self._insert(above, keys[part], tokens[part], directive)
 
-    def adopt(self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes]) -> int:
-        """Cache blocks from elsewhere, idle; how many leading ones are cached afterwards. Takes only available room."""
+    def adopt(
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        said: Sequence[Directive | None] = (),
+    ) -> int:
+        """Cache blocks from elsewhere, idle, of each of which this is ``said``; how many leading ones are cached afterwards. Takes
+        only available room."""
         if parent != ROOT and parent not in self._runs:
             return self.leading(keys)
         # Neither the chain up to the parent nor what is adopted may be evicted to make room for the rest of the chain.
@@ -198,12 +213,17 @@ class BlockCache:
         if there < end:
             self._make_room(end - there)
             self._order.begin_use()
-            run = self._insert(last, keys[there:end], tokens[there:end], None, idle=True)
-            self._order.use(run)
-        while held is not None:  # that was no use
-            self._unreference(held)
-            self._order.offer(held)
-            held = held.parent
+            start = there
+            for directive, same in groupby(said[there:end] if said else [None] * (end - there)):
+                stop = start + sum(1 for _ in same)
+                above = keys[start - 1] if start else parent
+                self._insert(above, keys[start:stop], tokens[start:stop], directive, idle=True)
+                start = stop
+            run: _Run | None = self._runs[keys[end - 1]]
+            while run is not held and run is not None:
+                self._order.use(run)
+                run = run.parent
+        self._let_go(held)
         return end
 
     def drop(self, keys: Collection[bytes]) -> int:
@@ -313,7 +333,7 @@ class BlockCache:
         said: Directive | None,
         *,
         idle: bool = False,
-    ) -> _Run:
+    ) -> None:
         """New blocks with one user, who uses ``parent`` as well: that is the end of its run. ``idle``: they have none."""
         above = self._runs[parent] if parent != ROOT else None
         run = _Run(above, list(keys), 0 if idle else 1, said or PLAIN, next(self._numbers))
@@ -321,14 +341,11 @@ class BlockCache:
             above.children.add(run)
         self._runs.update(dict.fromkeys(keys, run))
         self._events.stored(parent, keys, tokens)
-        if idle:
-            self._idle += len(keys)
-        elif said is not None and said.kind == "pinned":
+        self._idle += len(keys) if idle else 0
+        if said is not None and said.kind == "pinned":
             self._grant(run, None, said)
-        elif above is not None and len(above.children) == 1 and above.is_like(run):
+        elif not idle and above is not None and len(above.children) == 1 and above.is_like(run):
             self._join(run)
-            run = above
-        return run
 
     def _ending_at(self, key: bytes) -> _Run:
         """The run of a block, divided behind it if need be."""

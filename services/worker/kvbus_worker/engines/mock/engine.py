@@ -152,14 +152,20 @@ class MockEngine:
         return written
 
     async def import_blocks(
-        self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], data: Sequence[memoryview]
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        data: Sequence[memoryview],
+        said: Sequence[Directive | None] = (),
     ) -> int:
         self._require_export()
         size = self._info.block_bytes
         for key, view in zip(keys, data, strict=True):
             if view[:size] != block_data(key, size):
                 raise EngineError(ErrorCode.INTERNAL, f"the data of block {key.hex()} is not the block's")
-        depth = self.scheduler.cache.adopt(parent, keys, tokens)
+        self.scheduler.cache.now_s = time.monotonic()
+        depth = self.scheduler.cache.adopt(parent, keys, tokens, said)
         self._hand_over(StepOutput(blocks=self.scheduler.cache.take_events()))
         return depth
 

@@ -280,7 +280,7 @@ class MockScheduler:
         keys = sequence.reusable_keys
         matched = self.cache.acquire(keys, sequence.said)
         if not self.cache.can_allocate(length // size + 1 - matched):
-            self.cache.release(keys[:matched])
+            self.cache.let_go(keys[:matched])
             return False
         self._waiting.remove(sequence)
         sequence.admit(matched, now)

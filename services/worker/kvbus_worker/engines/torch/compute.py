@@ -12,6 +12,7 @@ import structlog
 import torch
 
 from kvbus_blocks.keys import ROOT
+from kvbus_blocks.retention import Directive
 from kvbus_wire.errors import ErrorCode, ErrorReply
 from kvbus_wire.frontend import Delta, Ended, Started, TokenLogprob
 from kvbus_wire.packing import pack_tokens
@@ -143,9 +144,15 @@ class Compute:
         return copied
 
     def import_blocks(
-        self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], data: Sequence[memoryview]
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        data: Sequence[memoryview],
+        said: Sequence[Directive | None] = (),
     ) -> tuple[int, StepOutput]:
         """How many leading blocks are there afterwards, and the events."""
+        self.pool.now_s = time.monotonic()
         if parent != ROOT and not self.pool.contains(parent):
             return 0, StepOutput()
         # references keep the chain from being evicted to make room for its own end
@@ -153,7 +160,7 @@ class Compute:
         above = len(held)
         done = 0
         try:
-            for key, packed, content in zip(keys, tokens, data, strict=True):
+            for key, packed, content, one in zip(keys, tokens, data, said or [None] * len(keys), strict=True):
                 present = self.pool.lookup((key,))
                 if present:
                     self.pool.acquire(present)
@@ -162,7 +169,7 @@ class Compute:
                     block = self.pool.allocate(1, held[-1] if held else None)[0]
                     held.append(block)
                     self.cache.write_block(block, content)
-                    held[-1] = self.pool.register(block, key, parent, packed)
+                    held[-1] = self.pool.register(block, key, parent, packed, one)
                 else:
                     break
                 parent = key

@@ -175,14 +175,19 @@ class TorchEngine:
         return await self._ask(lambda compute: compute.export_blocks(keys, targets))
 
     async def import_blocks(
-        self, parent: bytes, keys: Sequence[bytes], tokens: Sequence[bytes], data: Sequence[memoryview]
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        tokens: Sequence[bytes],
+        data: Sequence[memoryview],
+        said: Sequence[Directive | None] = (),
     ) -> int:
         self._require_running()
         check_blocks(self._info, keys, data, tokens)
         sources = [view.cast("B") for view in data]
 
         def run(compute: Compute) -> int:
-            count, output = compute.import_blocks(parent, keys, tokens, sources)
+            count, output = compute.import_blocks(parent, keys, tokens, sources, said)
             self._emit(compute, output)
             return count
 
