@@ -387,3 +387,18 @@ async def test_without_the_libraries_an_agent_works_by_what_is_there(owner: Tran
             assert "kvbus[ucx]" in reader.unavailable["ucx"]
             granted = owner.grant(owner.register(bytearray(8)), [(0, 8)], 30.0)
             assert await reader.read(granted.sealed, [0], [bytearray(8)]) == "tcp"
+
+
+async def test_what_is_kept_of_many_grants_is_bounded(
+    owner: TransferAgent, reader: TransferAgent, arena: Arena
+) -> None:
+    region = owner.register(arena)
+    for at in range(20):
+        granted = owner.grant(region, [(at, 8)], 10.0)
+        target = bytearray(8)
+        for _ in range(2):
+            await reader.read(granted.sealed, [0], [target])
+        assert target == arena.memory()[at : at + 8]
+        owner.release(granted.lease_id)
+    (peer,) = reader.reader._peers.values()
+    assert len(peer._digests) == 8

@@ -53,6 +53,6 @@ def make_backend(name: str, agent: Needs) -> Backend:
         case "nixl":
             return NixlBackend(f"{agent.agent_id}/{agent.incarnation}", agent.table, agent.limits)
         case "ucx":
-            return UcxBackend(agent.limits)
+            return UcxBackend(agent.table, agent.limits)
         case _:
             raise ValueError(f"{name!r} is no backend; there are {', '.join(BACKENDS)}")

@@ -1,109 +1,62 @@
-"""UCX (by ucxx): the owner sends tagged messages, one per block, to a worker that the reader has for this read alone.
-
-The library's own progress modes are not used: a thread or a poller of it takes a core while nothing happens. Here both sides make
-progress on the event loop, only while something is under way. That the other side has died shows on the connection that asked.
+"""UCX, by ucxx: the reader reads the owner's memory itself where UCX can do that without the owner's processor (`ucx_direct`: cma,
+RDMA), and is sent tagged messages where it cannot (`ucx_tagged`: tcp, device memory).
 """
 
 import asyncio
-import importlib
-import os
-import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from kvbus_transfer.backends.base import BackendUnavailable, ReadJob
-from kvbus_transfer.backends.ucx_progress import Progress
-from kvbus_transfer.endings import to_the_end
+from kvbus_transfer.backends.ucx_channel import direct_transports
+from kvbus_transfer.backends.ucx_direct import DirectOwner, DirectReader
+from kvbus_transfer.backends.ucx_library import NAME, UcxLibrary, load
+from kvbus_transfer.backends.ucx_tagged import TaggedMessages
 from kvbus_transfer.errors import BackendFailed
-from kvbus_transfer.hosts import container_identity
 from kvbus_transfer.limits import TransferLimits
-from kvbus_transfer.messages import Fetch
 from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import Region
 
-_PIECE_BYTES = 2 << 20
-_ENDPOINTS_KEPT = 64
-_ABANDON_S = 0.5
-_CONFIG = {
-    # What ucxx sets for device memory makes host memory slow.
-    "RNDV_FRAG_MEM_TYPE": "host",
-    "TCP_SNDBUF": "4m",
-    "TCP_RCVBUF": "4m",
-    "TCP_TX_SEG_SIZE": "256k",
-    "TCP_RX_SEG_SIZE": "256k",
-}
-
-
-class Target(msgspec.Struct, frozen=True, array_like=True):
-    """Where to send: address of the reader's worker, tag of the first message. ``handles_errors``: the endpoint notices by itself
-    that the peer is gone; between processes of one container it need not, and is ten times faster. (Between network namespaces of
-    one host it must: without, UCX waits for ever there.)"""
-
-    address: bytes
-    tag: int
-    handles_errors: bool
-
-
-def load() -> tuple[Any, Any]:
-    """The library and its array type. Raise BackendUnavailable."""
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
-    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")  # it writes to stderr by itself; errors arrive as exceptions, too
-    before = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
-    try:
-        library = importlib.import_module("ucxx._lib.libucxx")
-        arrays = importlib.import_module("ucxx._lib.arr")
-    except (ImportError, OSError) as error:
-        raise BackendUnavailable(f"UCX is not installed (pip install 'kvbus[ucx]'): {error}") from error
-    finally:
-        # Importing it sets variables for device memory, which would count for NIXL's UCX as well.
-        for name in [name for name in os.environ if name.startswith("UCX_")]:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
-    return library, arrays.Array
+__all__ = ["UcxBackend", "load"]
+log = logging.getLogger(__name__)
 
 
 class UcxBackend:
-    name = "ucx"
+    name = NAME
 
-    def __init__(self, limits: TransferLimits) -> None:
+    def __init__(self, table: memoryview, limits: TransferLimits) -> None:
+        self._table = table
         self._limits = limits
-        self._container = container_identity().encode()
-        self._ucx: Any = None
-        self._array: Callable[[Any], Any] | None = None
-        self._context: Any = None
-        self._worker: Progress | None = None
-        self._endpoints: dict[Target, Any] = {}
-        self._idle: list[Progress] = []
-        self._channels = asyncio.Semaphore(limits.connections)
+        self._tagged: TaggedMessages | None = None
+        self._owner: DirectOwner | None = None
+        self._reader: DirectReader | None = None
 
     async def start(self) -> bytes:
-        self._ucx, self._array = await asyncio.to_thread(load)
+        ucx = await asyncio.to_thread(load)
         try:
-            await asyncio.to_thread(self._make_context)
+            self._tagged = await asyncio.to_thread(TaggedMessages, ucx, self._limits)
         except Exception as error:  # the library has exceptions of its own without a common root
             raise BackendUnavailable(f"UCX does not start: {error}") from error
-        return self._container
+        if direct_transports():
+            await self._start_direct(ucx)
+        return self._tagged.info
 
-    def _make_context(self) -> None:
-        features = (self._ucx.Feature.TAG, self._ucx.Feature.WAKEUP)
-        config = {name: value for name, value in _CONFIG.items() if f"UCX_{name}" not in os.environ}
-        self._context = self._ucx.UCXContext(config, features)
-        self._worker = Progress(self._ucx.UCXWorker(self._context))
-
-    def _make_channel(self) -> Progress:
-        return Progress(self._ucx.UCXWorker(self._context))
+    async def _start_direct(self, ucx: UcxLibrary) -> None:
+        try:
+            self._owner = await asyncio.to_thread(DirectOwner, ucx, self._table)
+        except Exception as error:  # as above
+            log.info("ucx_not_one_sided", extra={"why": str(error)})
+        else:
+            self._reader = DirectReader(ucx, self._limits)
 
     async def stop(self) -> None:
-        self._endpoints.clear()
-        self._idle.clear()
-        self._worker = None
-        self._context = None
+        if self._reader is not None:
+            await self._reader.stop()
+        if self._owner is not None:
+            await self._owner.stop()
+        if self._tagged is not None:
+            self._tagged.stop()
+        self._reader = self._owner = self._tagged = None
 
     def can_serve(self, region: Region) -> bool:
         return region.kind in ("host", "arena", "cuda")
@@ -112,115 +65,32 @@ class UcxBackend:
         return bool(info)
 
     def add_region(self, region: Region) -> None:
-        pass
+        if self._owner is not None:
+            self._owner.add(region)
 
     def remove_region(self, region: Region) -> None:
-        pass
+        if self._owner is not None:
+            self._owner.remove(region)
 
     async def opened(self, region: Region, payload: bytes) -> bytes:
-        return b""
-
-    def forget(self, peer: Peer) -> None:
-        pass
-
-    def wake(self) -> None:
-        pass
+        return self._owner.place(region) if self._owner is not None else b""
 
     async def push(self, payload: bytes, views: Sequence[Any]) -> None:
-        target = msgspec.msgpack.decode(payload, type=Target)
-        sending: list[Any] = []
-        worker = self._worker
-        if worker is None:
-            raise BackendFailed("UCX was stopped")
-        try:
-            endpoint = self._endpoint(worker, target)
-            for number, piece in enumerate(pieces_of(views)):
-                sending.append(endpoint.tag_send(self._wrap(piece), self._ucx.UCXXTag(target.tag + number)))
-        except Exception as error:
-            raise BackendFailed(f"UCX: {error}") from error
-        await self._complete(worker, sending, lambda: None)
+        await self._messages().push(payload, views)
 
-    def _endpoint(self, worker: Progress, target: Target) -> Any:
-        key = msgspec.structs.replace(target, tag=0)
-        endpoint = self._endpoints.pop(key, None)
-        if endpoint is None:
-            address = self._ucx.UCXAddress.create_from_buffer(target.address)
-            endpoint = self._ucx.UCXEndpoint.create_from_worker_address(worker.worker, address, target.handles_errors)
-        self._endpoints[key] = endpoint
-        while len(self._endpoints) > _ENDPOINTS_KEPT:
-            del self._endpoints[next(iter(self._endpoints))]
-        return endpoint
+    def forget(self, peer: Peer) -> None:
+        if self._reader is not None:
+            self._reader.forget(peer)
 
-    def _wrap(self, piece: Any) -> Any:
-        if self._array is None:
-            raise RuntimeError("not started")
-        return self._array(piece)
-
-    async def _complete(self, progress: Progress, requests: list[Any], look: Callable[[], None]) -> None:
-        """Make progress until all are done; ``look`` raises when that is in vain. Raise BackendFailed."""
-        done = 0
-        while done < len(requests):
-            while done < len(requests) and requests[done].completed:
-                try:
-                    requests[done].check_error()
-                except Exception as error:
-                    raise BackendFailed(f"UCX: {error}") from error
-                done += 1
-            if done < len(requests):
-                look()
-                await progress.step()
+    def wake(self) -> None:
+        if self._owner is not None:
+            self._owner.wake()
 
     async def fetch(self, job: ReadJob) -> None:
-        async with self._channel() as channel:
-            tag = secrets.randbits(47) << 16
-            receiving = [
-                channel.worker.tag_recv(self._wrap(piece), self._ucx.UCXXTag(tag + number))
-                for number, piece in enumerate(pieces_of(job.targets))
-            ]
-            target = Target(channel.address, tag, job.peer.info.backends[self.name] != self._container)
-            fetch = Fetch(
-                grant=job.grant,
-                indices=job.indices,
-                deadline_s=job.deadline_s,
-                backend=self.name,
-                payload=msgspec.msgpack.encode(target),
-            )
-            asking = asyncio.get_running_loop().create_task(job.peer.ask(fetch))
-            asking.add_done_callback(lambda _: channel.wake())
-            try:
-                await self._complete(channel, receiving, lambda: _raise_failure(asking))
-                await asyncio.shield(asking)
-            except BaseException:
-                await to_the_end(self._abandon(asking, channel, receiving))
-                raise
+        if self._reader is None or not await self._reader.fetch(job):
+            await self._messages().fetch(job)
 
-    async def _abandon(self, asking: "asyncio.Task[Any]", channel: Progress, receiving: Sequence[Any]) -> None:
-        """Nothing may write to the targets any more: what is under way arrives, unless the owner is gone. What then is left can
-        only be written by a worker that nobody calls again."""
-        until = time.monotonic() + _ABANDON_S
-        while time.monotonic() < until and not all(request.completed for request in receiving):
-            if asking.done() and (asking.cancelled() or asking.exception() is not None):
-                break
-            await channel.step()
-        asking.cancel()
-        await asyncio.wait([asking])
-        if not asking.cancelled():
-            asking.exception()
-
-    @asynccontextmanager
-    async def _channel(self) -> AsyncIterator[Progress]:
-        """A worker for one read. It is kept when the block ends well, thrown away when it does not."""
-        async with self._channels:
-            channel = self._idle.pop() if self._idle else await asyncio.to_thread(self._make_channel)
-            yield channel
-            self._idle.append(channel)
-
-
-def _raise_failure(asking: "asyncio.Task[Any]") -> None:
-    if asking.done() and (error := asking.exception()) is not None:
-        raise error
-
-
-def pieces_of(blocks: Sequence[Any]) -> list[Any]:
-    """Both sides cut blocks in the same way: one message must not keep the loop for long."""
-    return [block[start : start + _PIECE_BYTES] for block in blocks for start in range(0, block.nbytes, _PIECE_BYTES)]
+    def _messages(self) -> TaggedMessages:
+        if self._tagged is None:
+            raise BackendFailed("UCX was stopped")
+        return self._tagged
