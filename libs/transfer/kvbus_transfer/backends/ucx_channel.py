@@ -54,15 +54,15 @@ class Channel:
         errors: list[int] = []
         self._errors = errors
         self._on_error = OnError(lambda _argument, _endpoint, status: errors.append(status))
-        self._address = address
+        self._worker: Any = None
         try:
-            context = ucx.context((ucx.binding.Feature.RMA,), direct_transports())
-            self._worker: Any = ucx.binding.UCXWorker(context)
+            self._worker = ucx.binding.UCXWorker(ucx.context((ucx.binding.Feature.RMA,), direct_transports()))
             self._handle = int(self._worker.handle)
             self._endpoint = ucx.connect(self._handle, address, self._on_error)
             if ucx.transports(self._endpoint) <= _EMULATED:
                 raise Unreachable("UCX has no way to read its memory")
         except Exception as error:  # the library has exceptions of its own without a common root
+            self.close()  # now: the error's traceback may keep this object for long, and with it a dozen file descriptors
             raise Unreachable(str(error)) from error
 
     @property
@@ -121,8 +121,7 @@ class Channel:
         self._pending.clear()
 
     def __del__(self) -> None:
-        if hasattr(self, "_worker"):
-            self.close()
+        self.close()
 
     def _take(self, request: int, status: int) -> None:
         if status == IN_PROGRESS:
