@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 _SHM = Path("/dev/shm")  # noqa: S108
+_RDMA = Path("/sys/class/infiniband")
 
 
 def shm_folder() -> Path | None:
@@ -16,6 +17,15 @@ def _namespace(kind: str) -> str:
         return str(Path(f"/proc/self/ns/{kind}").readlink())
     except OSError:
         return "unknown"
+
+
+@cache
+def has_rdma() -> bool:
+    """Whether this host has a network that reads remote memory by itself."""
+    try:
+        return any(_RDMA.iterdir())
+    except OSError:
+        return False
 
 
 @cache

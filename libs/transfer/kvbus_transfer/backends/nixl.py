@@ -22,6 +22,7 @@ from kvbus_transfer.backends.nixl_reading import PAUSE_S, TRIES, Reading, carry_
 from kvbus_transfer.backends.nixl_threads import CopyThreads
 from kvbus_transfer.copying import address_of
 from kvbus_transfer.errors import BackendFailed, GrantRefused, Refusal
+from kvbus_transfer.hosts import has_rdma
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.messages import Wake
 from kvbus_transfer.peers import Peer
@@ -110,7 +111,8 @@ class NixlBackend:
         return region.kind in ("host", "arena", "cuda")
 
     def can_reach(self, info: bytes, *, same_host: bool) -> bool:
-        return info == b"1"
+        """Not over plain tcp: there the owner's UCX copies for us, and its process ends when we are gone in the middle of it."""
+        return info == b"1" and (same_host or has_rdma())
 
     def add_region(self, region: Region) -> None:
         kind, address, device = placed(region)
