@@ -220,6 +220,11 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             )
         if not 0 <= self.transfer_port <= 65535:
             raise ValueError("transfer_port must be 0..65535")
+        everywhere = self.transfer_host in ("", "0.0.0.0", "::")  # noqa: S104
+        if self.transfer and everywhere and not self.transfer_advertise:
+            raise ValueError(
+                f"transfer_advertise is needed with transfer_host {self.transfer_host!r}: nobody connects to that"
+            )
         if not self.model and self.engine == "torch":
             raise ValueError("engine torch needs --model")
         if self.script and self.engine != "mock":

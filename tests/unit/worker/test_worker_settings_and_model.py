@@ -39,6 +39,17 @@ def test_flags_and_variables_reach_the_settings() -> None:
     assert _settings("--model", "/models/tiny", "--served-model-name", "org/Tiny.1").model_name == "org/Tiny.1"
 
 
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])  # noqa: S104
+def test_who_listens_everywhere_says_where_others_find_it(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _settings("--engine", "mock", f"--transfer-host={host}")
+    assert "transfer_advertise is needed" in capsys.readouterr().err
+    assert (
+        _settings("--engine", "mock", f"--transfer-host={host}", "--transfer-advertise", "host-1").transfer_host == host
+    )
+    assert _settings("--engine", "mock", f"--transfer-host={host}", "--no-transfer").transfer_host == host
+
+
 @pytest.mark.parametrize("prefix", ["--", "--dyn-"])
 def test_parsers_are_chosen_by_the_flags_that_other_servers_have(prefix: str) -> None:
     mock = ("--engine", "mock")
