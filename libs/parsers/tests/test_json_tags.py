@@ -98,6 +98,28 @@ def test_a_brace_too_few_or_too_many_around_whole_arguments_is_forgiven() -> Non
     assert _parse('<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call>done').content == "done"
 
 
+@pytest.mark.parametrize(
+    "text", ["]", "[x]", "] rest", "]\n[x]", "]{x}", '] {"a": 1} is it', "]]\n{x}", "}\n\n{x}", ", {x}", "{x}"]
+)
+@pytest.mark.parametrize(
+    ("tool", "call"),
+    [
+        ("granite", '<|tool_call|>{"name": "f", "arguments": {}}'),
+        ("granite", '<|tool_call|>[{"name": "f", "arguments": {}}]'),
+        ("granite_20b_fc", '<function_call>{"name": "f", "arguments": {}}'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+    ],
+)
+def test_brackets_behind_a_call_that_no_call_follows_are_text(tool: str, call: str, text: str) -> None:
+    parsed = _parse(call + text, tool)
+    assert ([call.name for call in parsed.tool_calls], parsed.content) == (["f"], text)
+
+
+@pytest.mark.parametrize("between", ["]", "}", "}\n", "],", "]\n<|tool_call|>"])
+def test_left_over_brackets_between_two_calls_are_forgiven(between: str) -> None:
+    assert _calls(f'<|tool_call|>{{"name": "f"}}{between}{{"name": "g"}}', "granite") == [("f", "{}"), ("g", "{}")]
+
+
 def test_what_is_no_json_in_arguments_goes_out_raw_and_the_neighbours_are_parsed() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call><tool_call>{"name": "g"}</tool_call>'
     assert _calls(text) == [("f", '{"a": oops}}'), ("g", "{}")]

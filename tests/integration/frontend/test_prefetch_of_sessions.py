@@ -34,6 +34,11 @@ async def talk(cluster: Any, messages: list[dict[str, Any]], *, says: str, **kvb
     return said
 
 
+async def post(client: Any, path: str, body: dict[str, Any]) -> int:
+    async with client.post(path, json=body) as response:
+        return int(response.status)
+
+
 def result(said: dict[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a tree"}
 
@@ -94,7 +99,9 @@ async def test_only_what_the_worker_may_lack_is_sent_and_all_of_it_when_it_asks(
     assert cluster.worker.prefetches[0].prefix_key == keys[KEY_BYTES : 2 * KEY_BYTES]
 
 
-@pytest.mark.parametrize("body", [{}, {"model": "m"}, {"model": "m", "prompt": "hi"}, {"session_id": ""}])
+@pytest.mark.parametrize(
+    "body", [{}, {"model": "m"}, {"model": "m", "prompt": "hi"}, {"session_id": ""}, {"session": "s1"}]
+)
 async def test_a_prefetch_of_nothing_is_refused(cluster: Any, body: dict[str, Any]) -> None:
     await cluster.start()
     status, answer = await cluster.post("/v1/kv/prefetch", body)
@@ -123,6 +130,27 @@ async def test_a_session_of_another_frontend_is_brought_back_by_that_one(cluster
         assert (await response.json())["worker_id"] == "w1"
     async with client.post("/v1/kv/prefetch", json={"session_id": "s2"}) as response:
         assert response.status == 404
+
+
+@pytest.mark.parametrize("by_another_frontend", [False, True])
+async def test_what_is_brought_back_while_its_session_is_deleted_is_dropped_again(
+    cluster: Any, by_another_frontend: bool
+) -> None:
+    await start(cluster)
+    client = await other_frontend(cluster) if by_another_frontend else cluster.session
+    await talk(cluster, [QUESTION], says="fine")
+    held = set(chain(cluster.router.requests[-1]))
+    cluster.router.gate.clear()
+    asking = asyncio.create_task(post(client, "/v1/kv/prefetch", {"session_id": "s1"}))
+    await eventually(lambda: len(cluster.router.requests) == 2, what="a prefetch that waits")
+    status, _ = await fetch(cluster, "/v1/sessions/s1", "DELETE")
+    assert status == 200
+    assert held <= set(cluster.worker.dropped)
+    cluster.worker.drops.clear()
+    cluster.router.gate.set()
+    assert await asking == 200
+    await eventually(lambda: cluster.worker.drops, what="blocks that are dropped again")
+    assert held <= set(cluster.worker.dropped)
 
 
 async def test_a_hint_tells_when_the_next_request_comes(cluster: Any) -> None:

@@ -3,7 +3,15 @@
 import re
 
 from kvbus_parsers.grammar import Context, ReasoningFormat, ToolFormat
-from kvbus_parsers.json_calls import CallEnd, CallKeys, at_marker, broken_rest, call_array, call_or_array
+from kvbus_parsers.json_calls import (
+    CallEnd,
+    CallKeys,
+    at_marker,
+    broken_rest,
+    call_array,
+    call_object,
+    call_or_array,
+)
 from kvbus_parsers.markup import cut_off
 from kvbus_parsers.source import Markers, Step, markers
 
@@ -69,17 +77,31 @@ def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
         ended = yield from call_or_array(context, keys, stops)
         if ended is CallEnd.REJECTED:
             yield from broken_rest(context, stops)
-        if ended is not CallEnd.CALLED:
-            break
-        called = True
-        context.sink.marker()
-        recording = source.record()
-        if (yield from source.take_while(_LEFT_OVER)) and (
-            (yield from source.peek()) == "{" or (yield from at_marker(context, stops))
-        ):
-            source.keep(recording)  # one brace too many, or the brackets of an array that are missing on the other side
+        while ended is CallEnd.CALLED:
+            called = True
+            context.sink.marker()
+            if (ended := (yield from _call_behind_left_over(context, keys, stops))) is None:
+                break
         else:
-            source.rewind(recording)
+            break
+
+
+def _call_behind_left_over(context: Context, keys: CallKeys, stops: Markers) -> Step[CallEnd | None]:
+    """One brace too many behind a call, or the brackets of an array that are missing on the other side, are forgiven where another
+    call or a marker follows. None: none follows; what is no left-over then is text."""
+    source = context.source
+    recording = source.record()
+    left_over = yield from source.take_while(_LEFT_OVER)
+    if left_over.strip() and (yield from source.peek()) == "{":
+        ended = yield from call_object(context, keys, stops)
+        if ended is not CallEnd.REJECTED:
+            source.keep(recording)
+            return ended
+    elif left_over and (yield from at_marker(context, stops)):
+        source.keep(recording)
+        return None
+    source.rewind(recording)
+    return None
 
 
 def _at_empty_array(context: Context) -> Step[bool]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from kvbus_frontend.core.triggers import TOOL, USER
 from kvbus_frontend.settings import FrontendSettings
 from kvbus_protocols.errors import ApiError
 from kvbus_runtime.metrics import Metrics
-from kvbus_wire.frontend import ForgottenSession, HeldChain, SessionLease, SessionScope
+from kvbus_wire.frontend import ForgottenSession, HeldChain, SessionLease, SessionPrefetched, SessionScope
 
 ANSWER_BYTES = 256 << 10
 """Of keys, in an answer to another frontend."""
@@ -52,8 +53,8 @@ class SessionKeeper:
         self._log = log
         self._spawn = spawn
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gone: OrderedDict[tuple[SessionScope, str], None] = OrderedDict()
-        self._bringing: dict[Hashable, asyncio.Task[None]] = {}
+        self._gone: OrderedDict[tuple[SessionScope, str], int] = OrderedDict()  # each deletion has a number of its own
+        self._deletions = count(1)
         self._freed: list[Freed] = []
         self._news = asyncio.Event()
         self._stopped = False
@@ -195,7 +196,8 @@ class SessionKeeper:
         return self.sessions.forget(scope, session_id)
 
     def _note_gone(self, key: tuple[SessionScope, str]) -> None:
-        self._gone[key] = None
+        self._gone[key] = next(self._deletions)
+        self._gone.move_to_end(key)
         while len(self._gone) > MOST_GONE:
             self._gone.popitem(last=False)
 
@@ -208,8 +210,6 @@ class SessionKeeper:
     def _forget_prompt(self, key: tuple[SessionScope, str]) -> None:
         self.prompts.drop(key)
         self.agenda.drop(key)
-        if (task := self._bringing.pop(key, None)) is not None:
-            task.cancel()
 
     def _drop_later(self, freed: Iterable[Freed]) -> None:
         """Together with what else comes free meanwhile: sub-agents end by the thousand."""
@@ -240,30 +240,42 @@ class SessionKeeper:
 
     def _bring_back_later(self, key: Hashable) -> None:
         job = self.prompts.find(key)
-        task = None if job is None else self._later(self._bring_back(job), f"prefetch {job.request_id}")
-        if task is not None:
-            self._bringing[key] = task
-            task.add_done_callback(lambda done: self._bringing.get(key) is done and self._bringing.pop(key))
+        if job is not None:
+            self._later(self._bring_back_as_planned(job), f"prefetch {job.request_id}")
 
-    async def _bring_back(self, job: Job) -> None:
+    async def _bring_back_as_planned(self, job: Job) -> None:
         try:
-            await self.prefetcher.run(job, "planned", deadline_s=time.time() + self._settings.prefetch_s)
+            await self.bring_back(job, "planned", deadline_s=time.time() + self._settings.prefetch_s)
         except ApiError as refusal:  # a guess that comes to nothing harms nobody
             self._log.debug("prefetch_failed", request=job.request_id, code=refusal.code, reason=refusal.message)
+
+    async def bring_back(self, job: Job, cause: str, *, deadline_s: float) -> SessionPrefetched:
+        """When its session is deleted meanwhile, what the worker has brought back goes again: calling it off would come too late.
+        Raise ApiError."""
+        key = None if job.session is None else (scope_of(job), job.session.id)
+        before = self._deletion(key)
+        try:
+            return await self.prefetcher.run(job, cause, deadline_s=deadline_s)
+        finally:
+            if (deletion := self._deletion(key)) and deletion != before:
+                self._drop_later([Freed(job.model, job.prompt.keys)])
+
+    def _deletion(self, key: tuple[SessionScope, str] | None) -> int:
+        """The number of the last one; 0: it was not deleted, or long ago."""
+        return 0 if key is None else self._gone.get(key, 0)
 
     def stop(self) -> None:
         """Nothing is brought back any more."""
         self._stopped = True
         self.agenda = Agenda(1)
 
-    def _later(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None] | None":
+    def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
         try:
             task = self._spawn(work, name=name)
         except RuntimeError:  # the service has crashed and takes no more tasks
-            return None
+            return
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def settle(self) -> None:
         """Wait until what was to be dropped or brought back is."""

@@ -43,7 +43,7 @@ class PrefetchHandler:
                 done = await self._session(scope, asked.session_id, deadline_s)
             else:
                 job = await self._job(http_request, ticket, body)
-                done = await self._keeper.prefetcher.run(job, "prompt", deadline_s=deadline_s)
+                done = await self._keeper.bring_back(job, "prompt", deadline_s=deadline_s)
             ticket.model = done.model
             return json_response(
                 PrefetchResult(
@@ -61,7 +61,7 @@ class PrefetchHandler:
         if job is None:
             raise RequestFailed.of(ErrorCode.GONE, "this frontend has no prompt of that session")
         try:
-            return await self._keeper.prefetcher.run(job, "session", deadline_s=asked.deadline_ms / 1000)
+            return await self._keeper.bring_back(job, "session", deadline_s=asked.deadline_ms / 1000)
         except ApiError as failure:
             raise RequestFailed.of(ErrorCode.UNAVAILABLE, failure.message) from failure
 
@@ -69,7 +69,7 @@ class PrefetchHandler:
         """Here, or by the frontend that knows its last prompt. Raise ApiError."""
         job = self._keeper.prompts.find((scope, session_id))
         if job is not None:
-            return await self._keeper.prefetcher.run(job, "session", deadline_s=deadline_s)
+            return await self._keeper.bring_back(job, "session", deadline_s=deadline_s)
         asked = PrefetchSession(scope=scope, session_id=session_id, deadline_ms=int(deadline_s * 1000))
         found: list[SessionPrefetched] = await self._keeper.blocks.ask_others(
             asked, SessionPrefetched, timeout_s=max(0.1, deadline_s - time.time())
