@@ -57,7 +57,7 @@ class PlainNixl(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._ended.wait(0.001):
+        while not self._ended.wait(0.02):  # for the connection only: readers copy by themselves
             self._agent.get_new_notifs()
 
     def end(self) -> None:
