@@ -74,7 +74,7 @@ def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
     source = context.source
     called = False
     while (yield from source.ahead("{[")) and not (called and (yield from _at_empty_array(context))):
-        ended = yield from call_or_array(context, keys, stops)
+        ended: CallEnd | None = yield from call_or_array(context, keys, stops)
         if ended is CallEnd.REJECTED:
             yield from broken_rest(context, stops)
         while ended is CallEnd.CALLED:
