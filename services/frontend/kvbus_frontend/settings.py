@@ -125,6 +125,9 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
     max_prefetches: Annotated[int, Flag("prompts that are brought back at a time")] = 16
     max_planned_prefetches: Annotated[int, Flag("sessions whose blocks are to be brought back later")] = 20_000
     max_tool_times: Annotated[int, Flag("tools (per tenant) whose run times are remembered")] = 10_000
+    rest_timeout_s: Annotated[
+        float, Flag("listen to a worker so long after it was told to stop, for what it has said in a session by then")
+    ] = 2.0
     session_timeout_s: Annotated[float, Flag("wait for other services about sessions and their blocks")] = 5.0
 
     keep_alive_s: Annotated[float, Flag("a stream that is silent this long gets an event that says nothing")] = 10.0
@@ -156,7 +159,7 @@ class FrontendSettings(CommonSettings, frozen=True, kw_only=True):
         for name in (
             "max_body_bytes", "max_messages", "max_tools", "max_choices", "max_concurrent_requests", "max_models",
             "max_sessions", "session_bytes", "prefetch_s", "max_prefetches", "max_planned_prefetches", "max_tool_times",
-            "session_timeout_s",
+            "session_timeout_s", "rest_timeout_s",
             "request_timeout_s", "body_timeout_s", "route_timeout_s", "generate_timeout_s", "heartbeat_timeout_s", "retry_pause_s",
             "response_ttl_s", "response_store_bytes", "response_store_entries", "max_stored_response_bytes",
             "response_events_bytes", "response_events_ttl_s", "max_websockets", "max_websocket_frames", "websocket_lifetime_s",

@@ -312,6 +312,42 @@ class Silent:
         await self._host.__aexit__(None, None, None)
 
 
+async def test_a_session_that_had_to_make_room_is_deleted_by_its_last_prompt_and_once_only(cluster: Any) -> None:
+    await cluster.start(max_sessions=1)
+    await ask(cluster, "What is one?", "a")
+    held = set(chain(cluster.router.requests[0]))
+    await ask(cluster, "What is two?", "b")
+    shared = held & set(chain(cluster.router.requests[1]))
+    assert (await fetch(cluster, "/v1/sessions/a"))[0] == 404
+    status, told = await fetch(cluster, "/v1/sessions/a", "DELETE")
+    assert (status, told["running"]) == (200, 0)
+    assert held - shared <= set(cluster.worker.dropped)
+    assert not shared & set(cluster.worker.dropped)
+    assert (await fetch(cluster, "/v1/sessions/a", "DELETE"))[0] == 404
+
+
+async def test_what_was_heard_of_a_rest_that_never_ends_belongs_to_the_session(cluster: Any) -> None:
+    await cluster.start(rest_timeout_s=0.3)
+    go_on = asyncio.Event()
+
+    async def play(output: Any) -> None:
+        await output.started()
+        await output.say("Hello")
+        await cluster.worker.cancelled()
+        await output.say(" and some more of it")
+        await go_on.wait()
+
+    cluster.worker.play = play
+    status, _ = await cluster.post("/v1/chat/completions", {**body("What is one?", "a"), "stop": "ell"})
+    assert status == 200
+    await eventually(lambda: cluster.metric("rests_cut_total") == 1, what="a rest that is not waited for any more")
+    assert (await fetch(cluster, "/v1/sessions/a", "DELETE"))[0] == 200
+    (message,) = cluster.worker.requests
+    said = unpack_tokens(message.tokens) + list(b"Hello and some more of it")
+    assert len(set(cluster.worker.dropped)) == (len(said) - 1) // 4
+    go_on.set()
+
+
 async def test_the_number_of_sessions_is_bounded(cluster: Any) -> None:
     await cluster.start(max_sessions=2)
     await cluster.add_indexer()

@@ -24,8 +24,6 @@ from kvbus_wire.worker import Accepted, Cancel, Done, Generate, NeedTokens
 
 CONTROL_TIMEOUT_S = 5.0
 LONGEST_PAUSE_S = 2.0
-REST_S = 2.0
-"""How long a worker is listened to that was told to stop."""
 
 OnRest = Callable[[Job, Sequence[int]], None]
 """Told of a job of a session that was ended from here, with all that the worker has said by then."""
@@ -100,6 +98,9 @@ class Generator:
         self.on_rest: OnRest = nobody_hears
         self._migrations = metrics.counter("migrations", "choices that moved to another worker", ("reason",))
         self._cancels = metrics.counter("cancels", "cancellations sent to workers", ("reason",))
+        self._rests_cut = metrics.counter(
+            "rests_cut", "streams of sessions that were told to stop, and were not heard to their end"
+        )
         self._resent = metrics.counter("prefix_misses", "workers that asked for all tokens of a prompt")
 
     async def run(self, job: Job, reason: Callable[[], str]) -> AsyncGenerator[Event, None]:
@@ -269,14 +270,15 @@ class Generator:
             self._later(self._cancel(worker_id, Cancel(request_id=request_id, reason=cancel_reason)), "cancel")
 
     async def _hear_rest(self, state: Progression, stream: StepStream) -> None:
-        """A worker says a few tokens more before it hears of the end. They are in its blocks, which belong to the session."""
+        """A worker says a few tokens more before it hears of the end. They are in its blocks, which belong to the session; so are
+        those that were heard of a rest that breaks off."""
         try:
-            async with asyncio.timeout(REST_S):
+            async with asyncio.timeout(self._settings.rest_timeout_s):
                 async for item in stream:
                     if isinstance(item, Delta):
                         state.accept(item)
         except (TimeoutError, StreamLost, StreamOverflow, GapInOutput):
-            return
+            self._rests_cut.inc()
         finally:
             stream.close()
         self.on_rest(state.job, state.output)

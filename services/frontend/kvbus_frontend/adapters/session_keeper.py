@@ -179,13 +179,17 @@ class SessionKeeper:
         return msgspec.structs.replace(forgotten, chains=forgotten.chains[:told])
 
     def forget(self, scope: SessionScope, session_id: str) -> ForgottenSession:
-        """The blocks that come free are the caller's to drop; the ephemeral sessions below it end, too, and theirs are dropped."""
+        """The blocks that come free are the caller's to drop; the ephemeral sessions below it end, too, and theirs are dropped.
+        Of a session that had to make room the last prompt may still be there: it is known by that."""
         session = self.sessions.find(scope, session_id)
+        prompt = self.prompts.find((scope, session_id))
         if children := self.sessions.ephemeral_children(scope, session_id):
             self._later(self._end(scope, children), f"children of {session_id}")
         freed = self._forget(scope, session_id)
+        if session is None and prompt is not None:
+            freed = [Freed(prompt.model, prompt.prompt.keys)]
         return ForgottenSession(
-            known=session is not None,
+            known=session is not None or prompt is not None,
             running=session.running if session is not None else 0,
             chains=tuple(HeldChain(model=part.model, keys=part.keys, kept=part.kept) for part in freed),
         )
