@@ -617,6 +617,22 @@ async def test_blocks_that_nobody_wants_any_more_do_not_come_back(stage: Stage) 
     app_of(running)
 
 
+async def test_a_load_that_is_stopped_before_it_has_begun_stands_in_nobodys_way(stage: Stage) -> None:
+    running = await stage.kvbm("g3", max_loads=1)
+    worker = await stage.worker()
+    chain = names("a", 4)
+    await worker.offload(chain)
+    await eventually(lambda: len(stage.tiers["g3"].held) == 4)
+    await evict_all(worker, running)
+    app = app_of(running)
+    pool = next(iter(app.pools))
+    load = app.loads.bring_up(pool, [key(name) for name in chain])
+    assert load is not None
+    await app.loads.stop(pool.pool_id, [key(chain[0])])
+    assert (load.over, len(app.loads)) == (True, 0)
+    assert await onboard(worker, chain) == [content(name) for name in chain]
+
+
 async def test_a_load_that_reaches_its_deadline_gives_its_room_back(stage: Stage) -> None:
     running = await stage.kvbm("g3", load_deadline_s=0.05)
     worker = await stage.worker()

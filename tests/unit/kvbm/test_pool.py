@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from kvbus_blocks.retention import Directive
+from kvbus_blocks.retention import PLAIN, Directive
 from kvbus_kvbm.core.errors import InvalidRequest, LeaseGone, TooManyKeys, TooManyLeases
 from kvbus_kvbm.core.lower import BlockMeta
 from kvbus_kvbm.core.pool import Pool, PoolLimits
@@ -513,6 +513,21 @@ def test_blocks_brought_up_bring_their_pins_and_take_no_room_from_pinned_ones() 
     assert pool.usage().retained == 3, "the pin that was over is not given anew"
     assert pool.moves.make_room(b"", [key("z")])
     assert present(pool) == {"a", "b", "x"}
+
+
+def test_what_is_said_of_a_block_while_it_is_brought_up_holds_beside_what_it_brings() -> None:
+    pool = make(slots=4)
+    room = pool.moves.make_room(b"", [key("a"), key("b")])
+    retained(pool, "a", "b", directive=PINNED_AB)
+    longer = Directive("pinned", 0, 1e6, "u")
+    metas = [BlockMeta(key("a"), b"", 0, 7, PLAIN), BlockMeta(key("b"), key("a"), 1, 8, longer)]
+    assert pool.moves.fill(room, metas) == 2
+    pool.check_integrity()
+    assert pool.usage().retained == 2
+    found = [pool.find(key(name)) for name in "ab"]
+    assert [block is not None and block.directive.kind for block in found] == ["pinned", "pinned"]
+    assert found[1] is not None
+    assert found[1].directive.expires_s == 1e6
 
 
 @pytest.mark.parametrize(

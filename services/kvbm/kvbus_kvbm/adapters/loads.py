@@ -130,6 +130,7 @@ class Loads:
         for key in load.keys:
             known.setdefault(key, load)
         load.task = self._spawn(self._run(load), name="bring up")
+        load.task.add_done_callback(lambda _: self._is_over(load))
         return load
 
     def coming(self, load: Load, keys: Sequence[bytes]) -> int:
@@ -223,14 +224,16 @@ class Loads:
             # Whatever it was, it is this load's: the worker computes.
             self._counters_of("g2").failed += 1
             self._log.exception("load_failed", pool=load.pool.pool_id, blocks=load.at)
-        finally:
-            load.over = True
-            self._living.discard(load)
-            known = self._loads.get(load.pool.pool_id, {})
-            for key in load.keys:
-                if known.get(key) is load:
-                    del known[key]
-            load.stir()
+
+    def _is_over(self, load: Load) -> None:
+        """Also where its task was cancelled before it began."""
+        load.over = True
+        self._living.discard(load)
+        known = self._loads.get(load.pool.pool_id, {})
+        for key in load.keys:
+            if known.get(key) is load:
+                del known[key]
+        load.stir()
 
     async def _step(self, load: Load) -> bool:
         """Bring the next few blocks up. False: there are no more."""

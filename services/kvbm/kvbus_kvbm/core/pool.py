@@ -362,7 +362,10 @@ class Pool:
                 continue
             block.checksum = meta.checksum
             self._keeping.order.touch(block)
+            said_meanwhile = block.directive
             self._keeping.said(block, effective(meta.directive, self._now_s), self._now_s, is_new=True)
+            if not said_meanwhile.is_plain:
+                self._keeping.said(block, said_meanwhile, self._now_s)
             block.state = State.WRITTEN
         for block in blocks:
             if block.state is State.WRITTEN and not block.detached and _is_present(block.parent):
