@@ -286,6 +286,10 @@ def _without_none(kind: Any) -> Any:
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
+_LARGEST = 2**63 - 1
+"""What files, messages and the system take as a number."""
+
+
 def _from_text(spec: Spec, raw: Any, source: str) -> Any:
     """The value of a flag or variable. Raise BadSettings naming ``source``."""
     if not isinstance(raw, str):
@@ -299,10 +303,13 @@ def _from_text(spec: Spec, raw: Any, source: str) -> Any:
     elif _is_tuple(kind):
         value = [part.strip() for part in raw.split(",") if part.strip()]
     try:
-        return msgspec.convert(value, kind, strict=kind is bool)
+        converted = msgspec.convert(value, kind, strict=kind is bool)
     except msgspec.ValidationError as problem:
         shown = MASK if spec.flag.secret else repr(raw)
         raise BadSettings(f"{source}: {shown}: {problem}") from None
+    if isinstance(converted, int) and abs(converted) > _LARGEST:
+        raise BadSettings(f"{source}: {raw}: at most {_LARGEST}")
+    return converted
 
 
 def _from_environment(env: Mapping[str, str], specs: Mapping[str, Spec], service: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     tier_batch_share: Annotated[float, Flag("part of a pool that a batch may hold while it is written")] = 0.125
     tier_gather_s: Annotated[float, Flag("how long a batch for a lower tier gathers")] = 0.05
     tier_retry_s: Annotated[float, Flag("pause before a tier that cannot be written is tried again")] = 1.0
-    load_chunk_bytes: Annotated[int, Flag("read from a lower tier at once", metavar="BYTES")] = 8 << 20
+    load_chunk_bytes: Annotated[int, Flag("read from a lower tier at once", metavar="BYTES")] = 16 << 20
     load_depth: Annotated[int, Flag("such reads at the same time for one chain")] = 4
     load_parallel: Annotated[int, Flag("chains brought up at the same time")] = 4
     max_loads: Annotated[int, Flag("chains that are brought up or wait for it")] = 256
@@ -61,7 +61,7 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     g3_min_bytes_per_s: Annotated[float, Flag("rate that the disk must reach within the deadline")] = 50e6
     g3_failures: Annotated[int, Flag("failures in a row after which the disk is left alone for a while")] = 3
     g3_rest_s: Annotated[float, Flag("how long a disk in trouble is left alone at first")] = 5.0
-    g3_read_threads: Annotated[int, Flag("reads from the disk at the same time")] = 2
+    g3_read_threads: Annotated[int, Flag("reads from the disk at the same time")] = 4
     g3_max_waiting: Annotated[int, Flag("reads, and writes, that may be under way or wait")] = 256
     g3_pin_share: Annotated[float, Flag("part of the disk space that pinned blocks of one tenant may take")] = 0.25
     tool_blocks: Annotated[int, Flag("blocks in one answer to kvbus kv")] = 1000

@@ -5,6 +5,7 @@ import pytest
 from kvbus_cli.kv.asking import Chain, ChainSettings
 from kvbus_cli.kv.evict import EvictSettings
 from kvbus_cli.kv.inspect import standing
+from kvbus_cli.kv.ls import MOST_BLOCKS, LsSettings
 from kvbus_cli.kv.tables import block_lines, size, tiers_tables
 from kvbus_cli.prompt.request_file import BadRequestFile
 from kvbus_wire.kv_tools import BlockState, DescribedTiers, TierState
@@ -62,3 +63,9 @@ def test_a_tier_that_is_bypassed_is_marked() -> None:
     cells = [next(iter(column.cells)) for column in tiers.columns]
     assert cells[:3] == ["k1", "g4", "bypassed"]
     assert "3 normal" in cells
+
+
+@pytest.mark.parametrize("limit", [0, MOST_BLOCKS + 1, 10**20])
+def test_a_list_has_an_end(limit: int) -> None:
+    with pytest.raises(ValueError, match="limit must be from 1 to 1,000,000"):
+        LsSettings(limit=limit)

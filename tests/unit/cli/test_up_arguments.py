@@ -25,6 +25,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--http-port", "0"], "0 is no port"),
         (["--model", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["--set", "kvbm.x"], "SERVICE.NAME=VALUE"),
+        (["--workers", "99999999"], "at most 1024"),
+        (["--nats", "nats://127.0.0.1:1", "--http-port", "20001"], "no bus at 127.0.0.1:1"),
+        (["--nats", "nats://127.0.0.1:many", "--http-port", "20001"], "is no address of a bus"),
     ],
 )
 def test_an_argument_that_cannot_be_is_named(capsys: pytest.CaptureFixture[str], argv: list[str], named: str) -> None:
@@ -36,6 +39,7 @@ def test_an_argument_that_cannot_be_is_named(capsys: pytest.CaptureFixture[str],
     [
         ("kvbm.arena_dri=/tmp", "unknown option --arena-dri (did you mean --arena-dir?)"),
         ("worker.max_waiting=many", "--max-waiting: 'many'"),
+        ("kvbm.g2_bytes=99999999999999999999", "at most 9223372036854775807"),
         ("worker-1.role=cook", "role must be one of both, prefill, decode"),
         ("worker-7.role=prefill", "there are indexer, kvbm, worker-0, worker-1"),
     ],

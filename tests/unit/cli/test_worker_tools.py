@@ -28,14 +28,23 @@ def test_workers_are_listed_by_model_and_role() -> None:
     assert msgspec.json.encode(rows)
 
 
-@pytest.mark.parametrize("argv", [[], ["w1"], ["prefill"], ["w1", "cook"], ["--json", "w1", "prefill"]])
-def test_a_role_needs_workers_and_its_name(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        ([], "come first"),
+        (["w1"], "one of both, prefill, decode"),
+        (["prefill"], "one of both, prefill, decode"),
+        (["w1", "cook"], "'cook' is no role"),
+        (["--json", "w1", "prefill"], "come first"),
+    ],
+)
+def test_a_role_needs_workers_and_its_name(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main(["worker", "set-role", *argv])
     except SystemExit as ended:
         status = int(ended.code or 0)
     assert status == BAD_USAGE
-    assert capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
 def test_words_come_before_flags() -> None:

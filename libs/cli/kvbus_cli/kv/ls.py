@@ -24,8 +24,11 @@ class LsSettings(KvSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.limit < 1:
-            raise ValueError("limit must be at least 1")
+        if not 1 <= self.limit <= MOST_BLOCKS:
+            raise ValueError(f"limit must be from 1 to {MOST_BLOCKS:,}")
+
+
+MOST_BLOCKS = 1_000_000
 
 
 class Tiers(msgspec.Struct, frozen=True):

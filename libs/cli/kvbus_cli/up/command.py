@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console
@@ -24,6 +25,8 @@ from kvbus_cli.up.system import System
 from kvbus_runtime.nats_server import NatsServerNotFound
 
 _ENGINES = "kvbus.engines"
+BUS_TIMEOUT_S = 5.0
+MOST_WORKERS = 1024
 """Entry points of engines that others provide."""
 
 _EPILOG = f"""\
@@ -105,6 +108,14 @@ def _model_folder(text: str) -> str:
     return text
 
 
+def _workers(text: str) -> int:
+    """They are processes of this machine."""
+    count = _positive(text)
+    if count > MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"at most {MOST_WORKERS}")
+    return count
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -131,9 +142,7 @@ def parser() -> argparse.ArgumentParser:
         default=defaults.engine,
         help=f"engine of the workers: torch, mock ({defaults.engine})",
     )
-    up.add_argument(
-        "--workers", type=_positive, default=defaults.workers, help=f"how many workers ({defaults.workers})"
-    )
+    up.add_argument("--workers", type=_workers, default=defaults.workers, help=f"how many workers ({defaults.workers})")
     up.add_argument(
         "--model",
         type=_model_folder,
@@ -194,6 +203,9 @@ def main(argv: Sequence[str]) -> int:
     if refusal:
         print(f"kvbus up: {refusal}", file=sys.stderr)
         return 2
+    if arguments.nats and (problem := no_bus(arguments.nats)):
+        print(f"kvbus up: {problem}", file=sys.stderr)
+        return 2
     state_dir: Path = (arguments.state_dir or state_root() / f"up-{arguments.http_port}").absolute()
     try:
         with locked(state_dir):
@@ -208,6 +220,28 @@ def main(argv: Sequence[str]) -> int:
 
 def _another_port(port: int) -> int:
     return port + 1 if port < 65_535 else port - 1
+
+
+def no_bus(url: str) -> str:
+    """Why the bus of ``--nats`` cannot be used; "" when it is there. Whoever it lets in: what it takes to log in, the services have."""
+
+    async def connect() -> str:
+        refusals = []
+        for address in url.split(","):
+            parts = urlsplit(address.strip() if "//" in address else f"nats://{address.strip()}")
+            try:
+                async with asyncio.timeout(BUS_TIMEOUT_S):
+                    _, writer = await asyncio.open_connection(parts.hostname or "127.0.0.1", parts.port or 4222)
+                writer.close()
+                return ""
+            except (OSError, ValueError, TimeoutError) as problem:
+                refusals.append(f"no bus at {parts.hostname}:{parts.port or 4222}: {problem or 'no answer'}")
+        return "; ".join(refusals)
+
+    try:
+        return asyncio.run(connect())
+    except ValueError as problem:  # what should be a port is none
+        return f"{url} is no address of a bus: {problem}"
 
 
 def refused_setting(options: UpOptions, services: Collection[str]) -> str:

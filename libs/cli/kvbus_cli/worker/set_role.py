@@ -17,6 +17,8 @@ class SetRoleSettings(ToolSettings, frozen=True, kw_only=True):
 
 def main(argv: Sequence[str]) -> int:
     words, flags = leading_words(argv)
+    if not words and not {"-h", "--help"} & set(flags):
+        return failed("worker set-role", "the workers and their role come first, options behind them", BAD_USAGE)
     settings = tool_settings(
         SetRoleSettings,
         "worker set-role WORKER .. ROLE",
@@ -24,8 +26,10 @@ def main(argv: Sequence[str]) -> int:
         "when a worker did not take it.",
         flags,
     )
-    if len(words) < 2 or words[-1] not in ROLES:
+    if len(words) < 2:
         return failed("worker set-role", f"give one worker or more, and then one of {', '.join(ROLES)}", BAD_USAGE)
+    if words[-1] not in ROLES:
+        return failed("worker set-role", f"{words[-1]!r} is no role; there are {', '.join(ROLES)}", BAD_USAGE)
     *workers, role = words
 
     async def ask(bus: Bus) -> list[Reply]:

@@ -24,7 +24,7 @@ class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
     min_bytes_per_s: float = 50e6
     failures: int = 3
     rest_s: float = 5.0
-    read_threads: int = 2
+    read_threads: int = 4
     io_bytes: int = 2 << 20
     max_waiting: int = 256
     pin_share: float = 0.25
