@@ -223,7 +223,7 @@ def _another_port(port: int) -> int:
 
 
 def no_bus(url: str) -> str:
-    """Why the bus of ``--nats`` cannot be used; "" when it is there. Whoever it lets in: what it takes to log in, the services have."""
+    """Why the bus of ``--nats`` cannot be used; "" when it is there. What it takes to log in, the services have."""
 
     async def connect() -> str:
         refusals = []
