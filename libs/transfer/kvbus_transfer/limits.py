@@ -7,8 +7,8 @@ class TransferLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
     ``peer_bytes``: bytes under way to or from one peer, each direction for itself; what is beyond waits. A single block must fit.
     ``batch_bytes``: a read of more is done piece by piece, so that others get their turn.
-    ``inline_copy_bytes``: copies by shm up to this size are done on the loop's thread (2 MiB: about 0.2 ms), and by nixl when no
-    other is under way.
+    ``inline_copy_bytes``: copies by shm up to this size are done on the loop's thread (2 MiB: about 0.2 ms), and by nixl and ucx
+    when no other is under way.
     ``leases``: that this agent has granted and not ended. ``lease_s``: the longest.
     ``connections``: idle ones kept per peer. ``inbound``: connections of all peers together.
     ``deadline_s``: the longest that a transfer may take, whatever is asked.

@@ -105,14 +105,15 @@ async def test_memory_registered_anew_and_larger_at_the_same_place_is_read_by_al
         piece = memory[offset : offset + size]
         region = near_owner.register(piece)
         granted = near_owner.grant(region, [(start, size - start)], 10.0)
-        for at_once in (1, 2, 2):  # when two are read at once for the second time, both channels are there
+        for at_once in (1, 3, 3):  # when three are read at once for the second time, their channels are there
             targets = [bytearray(size - start) for _ in range(at_once)]
             reads = (reader.read(granted.sealed, [0], [target], backend="nixl") for target in targets)
             assert await asyncio.gather(*reads) == ["nixl"] * at_once
             assert all(target == piece[start:] for target in targets)
         near_owner.deregister(region)
-    assert len(agents.made) > CHANNELS_PER_PEER, "some were made anew"
-    assert sum(agent() is not None for agent in agents.made) <= CHANNELS_PER_PEER, "the others are gone"
+    alive = sum(agent() is not None for agent in agents.made)
+    assert len(agents.made) > alive, "some were made anew, and those before them are gone"
+    assert alive <= CHANNELS_PER_PEER
 
 
 async def test_much_is_read_in_a_thread_and_little_on_the_loop(

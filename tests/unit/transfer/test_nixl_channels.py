@@ -100,12 +100,12 @@ async def test_all_who_wait_are_told_when_none_can_be_made(channels: PeerChannel
 
 
 async def test_after_a_failure_no_channel_of_before_is_used_again(channels: PeerChannels, maker: Maker) -> None:
-    idle, failed = [await channels.take() for _ in range(CHANNELS_PER_PEER)]
+    idle, failed = [await channels.take() for _ in range(2)]
     channels.give(idle)
     channels.renew(failed)
     assert idle.is_broken
     channels.give(failed)
-    failed, lent = [await channels.take() for _ in range(CHANNELS_PER_PEER)]
+    failed, lent = [await channels.take() for _ in range(2)]
     channels.renew(failed)
     channels.give(failed)
     channels.give(lent)
@@ -114,7 +114,7 @@ async def test_after_a_failure_no_channel_of_before_is_used_again(channels: Peer
 
 
 async def test_a_late_failure_for_the_same_reason_leaves_the_fresh_channels(channels: PeerChannels) -> None:
-    failed, late = [await channels.take() for _ in range(CHANNELS_PER_PEER)]
+    failed, late = [await channels.take() for _ in range(2)]
     channels.renew(failed)
     channels.give(failed)
     fresh = await channels.take()

@@ -1,9 +1,9 @@
 """`kvbus bench transfer`: reading block lists from another process of this host, per backend, beside what could be had at best.
 
 A list of SIZE bytes consists of blocks of at most 2 MiB. Reads go on through 256 MiB, so that nothing is in a cache, as with real
-blocks (ucx: the same SIZE bytes each time, as its own perf test does). For nixl and ucx the memory lies on huge pages, as that test
-has it. Reads and limit take turns, some ten milliseconds each. Several reads may be under way at a time, as the table says; limits
-do one after the other.
+blocks (ucx: of the reads at a time each has its SIZE bytes, the same again and again, as its own perf test does). For nixl and ucx
+the memory lies on huge pages, as that test has it. Reads and limit take turns, some ten milliseconds each. Several reads may be
+under way at a time, as the table says; limits do one after the other.
 
 Fields of the JSON file:
     results[backend][size_bytes]
@@ -43,7 +43,7 @@ BLOCK_BYTES = 2 * MIB
 MEMORY_BYTES = 256 * MIB
 ROUND_BYTES = 128 * MIB
 WARM_UP_S = 0.5
-DEPTHS = {"shm": 1, "tcp": 2, "nixl": 2, "ucx": 4}
+DEPTHS = {"shm": 1, "tcp": 2, "nixl": 4, "ucx": 4}
 
 
 class Limit(Protocol):
@@ -188,7 +188,7 @@ class _Bench:
         block = min(size, BLOCK_BYTES)
         grant = base64.b64decode(self._told["grants"][str(block)])
         each = size // block
-        places = 1 if self._backend == "ucx" else MEMORY_BYTES // size
+        places = self._depth if self._backend == "ucx" else MEMORY_BYTES // size
         lists = []
         for place in range(places):
             numbers = list(range(place * each, (place + 1) * each))

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from kvbus_transfer.backends.base import BackendUnavailable, ReadJob
+from kvbus_transfer.backends.copy_threads import CopyThreads
 from kvbus_transfer.backends.nixl_channel import ENTRY_BYTES, Channel, ChannelFailed, Place, place_of, placed
 from kvbus_transfer.backends.nixl_channels import Channels
 from kvbus_transfer.backends.nixl_reading import PAUSE_S, TRIES, Reading, carry_out
-from kvbus_transfer.backends.nixl_threads import CopyThreads
 from kvbus_transfer.copying import address_of
 from kvbus_transfer.errors import BackendFailed, GrantRefused, Refusal
 from kvbus_transfer.hosts import has_rdma
@@ -30,8 +30,6 @@ from kvbus_transfer.regions import Region
 
 _MODULES = ("nixl_cu12._api", "nixl_cu13._api", "nixl._api")
 _AWAKE_S = 0.1
-# Reads up to this are always done on the loop, which takes 0.1 ms at most: to go to a thread and back takes as long.
-_SMALL_BYTES = 1 << 20
 
 
 class Detail(msgspec.Struct, frozen=True, array_like=True):
@@ -72,15 +70,13 @@ class NixlBackend:
     def __init__(self, agent_name: str, table: memoryview, limits: TransferLimits) -> None:
         self._agent_name = agent_name
         self._table = table
-        self._limits = limits
         self._api: Any = None
         self._agent: Any = None
         self._registered: dict[int, tuple[Any, Region]] = {}
         self._metadata: bytes | None = None
         self._channels = Channels(self._make_channel)
         self._made = 0
-        self._threads = CopyThreads()
-        self._reads = 0
+        self._threads = CopyThreads("kvbus-nixl", limits.inline_copy_bytes)
         self._awake_until = 0.0
         self._polling: asyncio.Task[None] | None = None
 
@@ -195,27 +191,16 @@ class NixlBackend:
         slot = detail.table + job.body.slot * ENTRY_BYTES
         channels = self._channels.of(job.peer)
         channel = await channels.take()
-        self._reads += 1
         try:
-            places = (local, Place(detail.kind, detail.device))
-            reading = Reading(channel, detail.metadata, pieces, slot, places)
-            on_loop = reading.is_quickly_prepared and await self._is_for_the_loop(job.size_bytes)
-            threads = None if on_loop else self._threads
-            await carry_out(reading, threads, lambda: job.peer.ask(Wake(backend=self.name)))
-            return reading.entry()
+            with self._threads:
+                places = (local, Place(detail.kind, detail.device))
+                reading = Reading(channel, detail.metadata, pieces, slot, places)
+                in_thread = not reading.is_quickly_prepared or await self._threads.are_for(job.size_bytes)
+                threads = self._threads if in_thread else None
+                await carry_out(reading, threads, lambda: job.peer.ask(Wake(backend=self.name)))
+                return reading.entry()
         except ChannelFailed:
             channels.renew(channel)
             raise
         finally:
-            self._reads -= 1
             channels.give(channel)
-
-    async def _is_for_the_loop(self, size_bytes: int) -> bool:
-        """A thread is worth its while when reads are large, or when two of them can overlap."""
-        if size_bytes <= _SMALL_BYTES:
-            return True
-        if size_bytes > self._limits.inline_copy_bytes:
-            return False
-        if self._reads == 1:
-            await asyncio.sleep(0)  # who begins in the same moment is counted, too
-        return self._reads == 1

@@ -9,8 +9,8 @@ from kvbus_transfer.errors import BackendFailed
 from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import Region
 
-CHANNELS_PER_PEER = 2
-"""So that one copies while the other is looked after in Python. Each takes 5 MB and 11 file descriptors, and 30 ms to make."""
+CHANNELS_PER_PEER = 4
+"""So that two copy while the others are looked after in Python. Each takes 5 MB and 11 file descriptors, and 30 ms to make."""
 _CHANNELS_KEPT = 32
 _STOPPED = "the agent has stopped, or its peer is forgotten"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from kvbus_transfer.backends.copy_threads import CopyThreads
 from kvbus_transfer.backends.nixl_channel import Channel, ChannelFailed, Piece, Place
-from kvbus_transfer.backends.nixl_threads import CopyThreads
 from kvbus_transfer.endings import to_the_end
 
 _POST_BYTES = 8 << 20

@@ -9,7 +9,7 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import msgspec
 
 from kvbus_transfer.arena import Arena
 from kvbus_transfer.backends.base import ReadJob
+from kvbus_transfer.backends.copy_threads import CopyThreads
 from kvbus_transfer.copying import Pieces, address_of, copy_pieces
-from kvbus_transfer.endings import to_the_end
 from kvbus_transfer.errors import BackendFailed, GrantRefused, Refusal
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.peers import Peer
@@ -26,7 +26,6 @@ from kvbus_transfer.regions import ArenaRegion, Region
 from kvbus_transfer.streaming import fastest_copy
 
 _MAPPINGS_KEPT = 64
-_COPY_THREADS = 2
 # Small copies stay in the cache, where whoever wanted them reads them next.
 _STREAM_BYTES = 512 << 10
 
@@ -74,8 +73,8 @@ class ShmBackend:
         self._files: dict[int, bytes] = {}
         self._mappings: dict[bytes, _Mapping] = {}
         self._of_peer: dict[tuple[str, int], set[bytes]] = {}
-        self._streaming: Future[Callable[[Pieces], None]] | None = None
-        self._threads = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="kvbus-copy")
+        self._streaming: asyncio.Task[Callable[[Pieces], None]] | None = None
+        self._threads = CopyThreads("kvbus-shm", limits.inline_copy_bytes)
 
     async def start(self) -> bytes:
         return msgspec.msgpack.encode(SharedFile.of(self._leases))
@@ -83,7 +82,9 @@ class ShmBackend:
     async def stop(self) -> None:
         self._mappings.clear()
         self._of_peer.clear()
-        self._threads.shutdown(wait=True)
+        await self._threads.stop()
+        if self._streaming is not None:
+            await self._streaming
 
     def can_serve(self, region: Region) -> bool:
         return region.kind == "arena"
@@ -142,7 +143,7 @@ class ShmBackend:
         if job.size_bytes <= self._limits.inline_copy_bytes:
             copy(pieces)
         else:
-            await self._copy_in_thread(copy, pieces)
+            await self._threads.do(partial(copy, pieces))
         entry = job.body.slot * 8
         if table.view[entry : entry + 8] != job.body.lease_id.to_bytes(8, "little"):
             job.peer.forget_opened()
@@ -165,13 +166,5 @@ class ShmBackend:
     def _large_copy(self) -> Callable[[Pieces], None]:
         """Compiled once a large read asks for it, which goes on with memcpy: LLVM takes memory that only readers should pay."""
         if self._streaming is None:
-            self._streaming = self._threads.submit(fastest_copy)
+            self._streaming = asyncio.create_task(self._threads.do(fastest_copy))
         return self._streaming.result() if self._streaming.done() else copy_pieces
-
-    async def _copy_in_thread(self, copy: Callable[[Pieces], None], pieces: Pieces) -> None:
-        copying = asyncio.get_running_loop().run_in_executor(self._threads, copy, pieces)
-        try:
-            await asyncio.shield(copying)
-        except asyncio.CancelledError:
-            await to_the_end(copying)  # nobody may use the targets before
-            raise

@@ -14,7 +14,7 @@ _EMULATED = {"tcp", "self", "sysv", "posix"}
 _KEYS_KEPT = 64
 _TRIES = 16
 _BYTES_PER_TRY = 64 << 10
-"""cma copies 512 KiB each time that it is asked to go on."""
+"""cma copies 512 KiB or more each time that it is asked to go on."""
 
 
 def direct_transports(wanted: str | None = None) -> str:
@@ -69,6 +69,15 @@ class Channel:
     def is_good(self) -> bool:
         """Nothing is under way and nothing went wrong."""
         return not (self._pending or self.failure or self._errors)
+
+    def read(self, pieces: Pieces, key: bytes, entry: tuple[int, bytes]) -> bool:
+        """All at once: `post` the pieces, and ``entry`` (address and key) once they are there, which is seldom later than now.
+        True when all is there; else let them end, and read the entry after that. Raise ChannelFailed."""
+        self.post(pieces, key)
+        if self._pending:
+            return False
+        self.post_entry(*entry)
+        return not self._pending
 
     def post(self, pieces: Pieces, key: bytes) -> None:
         """Read (to, from, length). What the kernel copies is there when it returns, the rest when `progress` says so.

@@ -6,17 +6,16 @@ is made.
 """
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from kvbus_transfer.backends.base import ReadJob
+from kvbus_transfer.backends.copy_threads import CopyThreads
 from kvbus_transfer.backends.ucx_channel import (
     ENTRY_BYTES,
     Channel,
@@ -34,7 +33,6 @@ from kvbus_transfer.peers import Peer
 from kvbus_transfer.regions import Region
 
 log = logging.getLogger(__name__)
-_THREADS = 2
 _CHANNELS_KEPT = 32
 _UNREACHABLE_KEPT = 256
 _AWAKE_S = 0.1
@@ -125,10 +123,9 @@ class DirectOwner:
 class DirectReader:
     def __init__(self, ucx: UcxLibrary, limits: TransferLimits) -> None:
         self._ucx = ucx
-        self._inline_bytes = limits.inline_copy_bytes
         self._turns = asyncio.Semaphore(limits.connections)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvbus-ucx")
-        self._making = threading.Lock()
+        self._threads = CopyThreads("kvbus-ucx", limits.inline_copy_bytes)
+        self._making = ThreadPoolExecutor(1, thread_name_prefix="kvbus-ucx-channels")  # and ending
         self._idle: dict[_Key, list[Channel]] = {}
         self._unreachable: dict[_Key, float] = {}
         self._rest_s = limits.backend_rest_s
@@ -138,7 +135,8 @@ class DirectReader:
         self._is_stopped = True
         for key in list(self._idle):
             self._forget(key)
-        await asyncio.to_thread(self._threads.shutdown)
+        await self._threads.stop()
+        await asyncio.to_thread(self._making.shutdown)
 
     def forget(self, peer: Peer) -> None:
         key = _key(peer)
@@ -147,7 +145,7 @@ class DirectReader:
 
     def _forget(self, key: _Key) -> None:
         for channel in self._idle.pop(key, ()):
-            self._threads.submit(channel.close)
+            self._making.submit(channel.close)
 
     async def fetch(self, job: ReadJob) -> bool:
         """False: these blocks cannot be read so. Raise TransferError."""
@@ -187,6 +185,7 @@ class DirectReader:
 
     async def _read(self, job: ReadJob, place: Place) -> bytes:
         """The blocks, then the entry of the lease. Raise ChannelFailed."""
+        entry = (place.table + job.body.slot * ENTRY_BYTES, place.table_key)
         async with self._turns:
             channel = await self._take(job.peer, place)
             try:
@@ -194,13 +193,13 @@ class DirectReader:
                     (address_of(target), place.address + offset, length)
                     for target, (offset, length) in zip(job.targets, job.segments, strict=True)
                 ]
-                if job.size_bytes <= self._inline_bytes:
-                    channel.post(pieces, place.key)
-                else:
-                    await self._in_thread(lambda: channel.post(pieces, place.key))
-                await self._settle(channel, job.peer)
-                channel.post_entry(place.table + job.body.slot * ENTRY_BYTES, place.table_key)
-                await self._settle(channel, job.peer)
+                read = partial(channel.read, pieces, place.key, entry)
+                with self._threads:
+                    done = await self._threads.do(read) if await self._threads.are_for(job.size_bytes) else read()
+                if not done:
+                    await self._settle(channel, job.peer)
+                    channel.post_entry(*entry)
+                    await self._settle(channel, job.peer)
                 return channel.entry()
             finally:
                 await self._give(job.peer, channel)
@@ -209,7 +208,7 @@ class DirectReader:
         """Raise Unreachable."""
         if idle := self._idle.get(_key(peer)):
             return idle.pop()
-        making = asyncio.get_running_loop().run_in_executor(self._threads, self._make, place.worker)
+        making = asyncio.get_running_loop().run_in_executor(self._making, Channel, self._ucx, place.worker)
         try:
             channel = await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -222,13 +221,9 @@ class DirectReader:
             raise
         return channel
 
-    def _make(self, worker: bytes) -> Channel:
-        with self._making:
-            return Channel(self._ucx, worker)
-
     def _close_unwanted(self, making: "asyncio.Future[Channel]") -> None:
         if not making.cancelled() and making.exception() is None and not self._is_stopped:
-            self._threads.submit(making.result().close)
+            self._making.submit(making.result().close)
 
     async def _prove(self, channel: Channel, peer: Peer, place: Place) -> None:
         """The kernel may not allow it, a network may not lead there. Raise Unreachable."""
@@ -256,15 +251,6 @@ class DirectReader:
         except ChannelFailed:
             pass
         await asyncio.to_thread(channel.close)
-
-    async def _in_thread(self, post: Callable[[], None]) -> None:
-        posting = asyncio.get_running_loop().run_in_executor(self._threads, post)
-        try:
-            await asyncio.shield(posting)
-        except asyncio.CancelledError:
-            with contextlib.suppress(ChannelFailed):
-                await to_the_end(posting)  # nobody may use the channel and the targets before
-            raise
 
     async def _settle(self, channel: Channel, peer: Peer) -> None:
         """Until nothing is under way. Raise ChannelFailed, and TransferError when the owner has gone."""

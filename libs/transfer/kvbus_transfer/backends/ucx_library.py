@@ -17,6 +17,8 @@ _SONAME = "libucp.so.0"
 _CONFIG = {
     # What ucxx sets for device memory makes host memory slow.
     "RNDV_FRAG_MEM_TYPE": "host",
+    # What cma copies each time that it is asked to go on: threads wait for the interpreter in between.
+    "CMA_SEG_SIZE": "8m",
     "TCP_SNDBUF": "4m",
     "TCP_RCVBUF": "4m",
     "TCP_TX_SEG_SIZE": "256k",

@@ -1,16 +1,25 @@
-"""Threads that call NIXL. Unlike the future of an executor, a step that is cancelled is told so and waited for."""
+"""Threads that copy, by memcpy or by a library. A step that is cancelled is told so and waited for.
+
+To go to a thread and back takes 70 us when both sides sleep meanwhile and 20 us when four go at a time; the future of an executor,
+which can be waited for by anybody, takes 83 and 33.
+"""
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 from kvbus_transfer.endings import to_the_end
 
 _THREADS = 2
+# Reads up to this are always done on the loop, which takes 0.1 ms at most: to go to a thread and back takes as long.
+_SMALL_BYTES = 512 << 10
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Step:
@@ -31,15 +40,35 @@ class _Step:
 
 
 class CopyThreads:
-    """As many as there are cores beside the loop's, two at most; they start when they are first needed."""
+    """Two; they start when they are first needed. As a context manager it counts reads: one is under way inside."""
 
-    def __init__(self) -> None:
-        self._count = max(1, min(_THREADS, len(os.sched_getaffinity(0)) - 1))
+    def __init__(self, name: str, inline_bytes: int) -> None:
+        """``inline_bytes``: reads of more are never for the loop."""
+        self._name = name
+        self._inline_bytes = inline_bytes
         self._queue: SimpleQueue[_Step | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._reads = 0
         self._is_stopped = False
 
-    async def do(self, work: Callable[[], Any], cancel: Callable[[], None]) -> Any:
+    def __enter__(self) -> Self:
+        self._reads += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reads -= 1
+
+    async def are_for(self, size_bytes: int) -> bool:
+        """A thread is worth its while when a read is large, or when several can overlap."""
+        if size_bytes <= min(_SMALL_BYTES, self._inline_bytes):
+            return False
+        if size_bytes > self._inline_bytes:
+            return True
+        if self._reads == 1:
+            await asyncio.sleep(0)  # who begins in the same moment is counted, too
+        return self._reads > 1
+
+    async def do(self, work: Callable[[], Any], cancel: Callable[[], None] = _nothing) -> Any:
         """It has ended when this ends, cancelled too; ``cancel`` makes it end early. What it raises is raised."""
         if self._is_stopped:
             return work()
@@ -74,8 +103,8 @@ class CopyThreads:
             await asyncio.to_thread(thread.join)
 
     def _start(self) -> None:
-        for number in range(self._count):
-            thread = threading.Thread(target=_run, args=(self._queue,), name=f"kvbus-nixl-{number}", daemon=True)
+        for number in range(_THREADS):
+            thread = threading.Thread(target=_run, args=(self._queue,), name=f"{self._name}-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
