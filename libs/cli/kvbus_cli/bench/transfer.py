@@ -123,7 +123,7 @@ class _Bench:
     async def run(self) -> dict[str, dict[str, float]]:
         limit = _LIMITS[self._backend](self._told, self._target) if self._backend in _LIMITS else None
         results: dict[str, dict[str, float]] = {}
-        await self._warm_up()
+        await self._warm_up(max(SIZES))
         print(f"\n{self._backend}, {self._depth} at a time")
         print(f"{'list':>13}{'GB/s':>13}{'limit':>10}{'of it':>8}{'p50 us':>12}{'p99 us':>12}")
         for size in SIZES:
@@ -138,9 +138,10 @@ class _Bench:
             limit.close()
         return results
 
-    async def _warm_up(self) -> None:
-        """What comes once: shm compiles its copy while reads go on without, nixl makes an agent for each read at a time."""
-        reads = self._reads(max(SIZES))
+    async def _warm_up(self, size: int) -> None:
+        """What comes once: shm compiles its copy while reads go on without, nixl makes an agent for each read at a time, memory is
+        touched, grants are opened, and threads and cores find each other."""
+        reads = self._reads(size)
         until = time.perf_counter() + WARM_UP_S
         while time.perf_counter() < until:
             await self._at_once([next(reads) for _ in range(self._depth)])
@@ -148,8 +149,7 @@ class _Bench:
     async def _size(self, size: int, limit: Limit | None) -> dict[str, float]:
         reads = self._reads(size)
         count = max(4, min(512, ROUND_BYTES // size))
-        for _ in range(8):  # memory that was not touched yet, grants that were not opened
-            await self._read(*next(reads))
+        await self._warm_up(size)
         spent: list[float] = []
         limit_spent: list[float] = []
         waits: list[float] = []

@@ -95,7 +95,18 @@ def ucx_perftest_gbps(size_bytes: int, iterations: int) -> float:
         raise NoPerftest(f"{binary} cannot be run")
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            arguments = ["127.0.0.1", "-t", "tag_bw", "-s", str(size_bytes), "-n", str(iterations), "-w", "3", "-f"]
+            arguments = [
+                "127.0.0.1",
+                "-t",
+                "tag_bw",
+                "-s",
+                str(size_bytes),
+                "-n",
+                str(iterations),
+                "-w",
+                str(iterations),
+                "-f",
+            ]
             text = _client([*command, *arguments], env)
         finally:
             server.kill()
