@@ -1,6 +1,7 @@
 """NIXL and UCX where the hosts share nothing but a network: UCX is left tcp alone. Owners then have to take part in every read."""
 
 import asyncio
+import gc
 import os
 import secrets
 import time
@@ -12,7 +13,7 @@ import pytest
 from kvbus_testkit.timing import eventually
 from kvbus_testkit.transfer import TransferPeer
 from kvbus_testkit.transfer_peer import pattern
-from kvbus_transfer import TransferAgent, TransferError
+from kvbus_transfer import TransferAgent, TransferError, TransferTimeout
 from kvbus_transfer.backends.nixl import NixlBackend
 from tests.contract.transfer.conftest import LIBRARIES, Place, peer_of
 
@@ -103,3 +104,23 @@ async def test_memory_that_is_registered_anew_and_larger_at_the_same_place_is_re
         backend = owner.backends["nixl"]
         assert isinstance(backend, NixlBackend)
         await eventually(lambda: backend._polling is None or backend._polling.done())
+
+
+async def test_reads_that_fail_leave_nothing_for_the_garbage_collector(
+    far_owner: TransferPeer, reader: TransferAgent, backend: str
+) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    region = far_owner.register("host", 4 * MIB, 2)
+    grant, _ = far_owner.grant(region, [(0, 4 * MIB)], peer="reader")
+    counts = []
+    gc.disable()
+    try:
+        for _ in range(12):
+            with pytest.raises(TransferTimeout):
+                await reader.read(grant, [0], [bytearray(4 * MIB)], backend=backend, deadline_s=0.002)
+            counts.append(descriptors())
+    finally:
+        gc.enable()
+    assert counts[-1] <= counts[0] + 8, counts

@@ -55,3 +55,8 @@ class Progress:
         event, self._event = self._event, None
         if not event.done():
             event.set_result(None)
+
+    def close(self) -> None:
+        """Nobody waits, or ever will: the worker goes now, and its file descriptors with it."""
+        self._wake()
+        self.worker = None

@@ -122,6 +122,8 @@ class TaggedMessages:
                 await asyncio.shield(asking)
             except BaseException:
                 await to_the_end(self._abandon(asking, channel, receiving))
+                receiving.clear()  # they refer to the worker, and the error's traceback to them
+                channel.close()
                 raise
 
     def _must_handle_errors(self, job: ReadJob) -> bool:
