@@ -46,3 +46,36 @@ def test_a_step_that_took_no_time_or_had_no_work_says_nothing() -> None:
     rates.observe(100, 0, 0.0)
     rates.observe(0, 0, 1.0)
     assert (rates.prefill_tokens_per_s, rates.decode_step_s) == (20_000, 0.006)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_engine_that_was_held_up_and_is_not_asked_again_looks_fast_again() -> None:
+    clock = Clock()
+    rates = StepRates(1000, decode_step_s=0.006, clock=clock)
+    rates.observe(8192, 0, 82)
+    slow = rates.prefill_tokens_per_s
+    assert slow == pytest.approx(181, rel=0.01)
+    clock.now += 60
+    assert rates.prefill_tokens_per_s == pytest.approx((1000 + slow) / 2)
+    clock.now += 3600
+    assert rates.prefill_tokens_per_s == pytest.approx(1000)
+    rates.observe(8192, 0, 8192 / 100)
+    assert rates.prefill_tokens_per_s == pytest.approx(181, rel=0.01), "from there on, as if nothing had been before"
+
+
+def test_a_first_measurement_that_was_too_low_is_forgotten_for_the_best_one() -> None:
+    clock = Clock()
+    rates = StepRates(50, decode_step_s=0.006, clock=clock)
+    for _ in range(100):
+        rates.observe(8192, 0, 8.192)
+    best = rates.prefill_tokens_per_s
+    assert best == pytest.approx(1000, rel=0.01)
+    rates.observe(8192, 0, 100)
+    clock.now += 3600
+    assert rates.prefill_tokens_per_s == pytest.approx(best)

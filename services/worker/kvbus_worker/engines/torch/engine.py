@@ -32,6 +32,7 @@ from kvbus_worker.engines.base import (
     StepOutput,
     StepSink,
 )
+from kvbus_worker.engines.step_rates import StepRates
 from kvbus_worker.engines.torch import config as model_config
 from kvbus_worker.engines.torch.block_pool import BlockPool
 from kvbus_worker.engines.torch.checks import check_blocks, check_request
@@ -75,6 +76,7 @@ class TorchEngine:
         self._exited: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._pool: BlockPool | None = None
+        self._rates: StepRates | None = None
         self._closing = False
 
     @property
@@ -98,6 +100,7 @@ class TorchEngine:
         compute = await ready
         self._info = compute.info
         self._pool = compute.pool
+        self._rates = compute.rates
 
     async def stop(self) -> None:
         self._closing = True
@@ -142,7 +145,7 @@ class TorchEngine:
 
     def load(self) -> EngineLoad:
         taken = self._taken
-        if taken.load is None:
+        if taken.load is None or self._rates is None:
             info = self._info
             return EngineLoad(
                 running=0,
@@ -155,6 +158,7 @@ class TorchEngine:
             )
         return msgspec.structs.replace(
             taken.load,
+            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,  # of now: it changes while nothing is computed
             waiting=taken.load.waiting + self._submitted - taken.requests,
             waiting_tokens=taken.load.waiting_tokens + self._submitted_tokens - taken.tokens,
         )
