@@ -88,7 +88,8 @@ class FakeKvbm:
         if kind in self.hang:
             await asyncio.Event().wait()
         if kind in self.refuse:
-            raise RequestFailed.of(self.refuse[kind], "told to")
+            code = self.refuse[kind]
+            raise RequestFailed.of(code, "told to", retryable=code is ErrorCode.OVERLOADED)
         match message:
             case AttachPool():
                 if self.arena is None:

@@ -106,15 +106,31 @@ async def test_a_lost_pool_is_attached_anew(pair: tuple[Client, FakeKvbm]) -> No
 
 async def test_write_through_goes_on_after_a_failure(pair: tuple[Client, FakeKvbm]) -> None:
     client, fake = pair
-    fake.refuse["ReserveBlocks"] = ErrorCode.OVERLOADED
+    fake.refuse["ReserveBlocks"] = ErrorCode.INVALID_REQUEST
     await client.compute()
     await eventually(
-        lambda: client.metric("kvbm_failures_total", operation="offload", reason="overloaded") > 0, what="a failure"
+        lambda: client.metric("kvbm_failures_total", operation="offload", reason="invalid_request") > 0,
+        what="a failure",
     )
     del fake.refuse["ReserveBlocks"]
     await eventually(lambda: client.metric("offload_queue_blocks") == 0, what="an empty queue")
     client.lose_all()
     await offloaded(client, fake)
+
+
+@pytest.mark.parametrize("kind", ["ReserveBlocks", "CommitBlocks"])
+async def test_blocks_for_which_kvbm_had_no_time_are_offered_again(pair: tuple[Client, FakeKvbm], kind: str) -> None:
+    client, fake = pair
+    fake.refuse[kind] = ErrorCode.OVERLOADED
+    await client.compute()
+    await eventually(
+        lambda: client.metric("kvbm_failures_total", operation="offload", reason="overloaded") >= 3,
+        what="more failures than one",
+    )
+    assert client.metric("offload_queue_blocks") > 0
+    del fake.refuse[kind]
+    await eventually(lambda: set(fake.blocks) == set(KEYS), what="all blocks with kvbm")
+    assert client.metric("offload_dropped_blocks") == 0
 
 
 async def test_a_kvbm_that_lost_the_beginning_of_a_chain_gets_the_whole_chain_again(

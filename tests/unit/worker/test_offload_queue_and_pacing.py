@@ -41,6 +41,23 @@ def test_a_full_queue_drops_its_oldest_blocks() -> None:
     assert queue.take({b"a", b"b", b"c"}) == OffloadBatch(b"a", (b"b", b"c"))
 
 
+def test_a_batch_that_is_put_back_is_the_next_one_as_far_as_there_is_room() -> None:
+    queue = OffloadQueue(limit_blocks=4, batch_blocks=2)
+    queue.push(_chain(b"", b"abc"))
+    present = {bytes([key]) for key in b"abcxyz"}
+    batch = queue.take(present)
+    assert batch is not None
+    queue.put_back(batch)
+    assert queue.take(present) == batch == OffloadBatch(b"", (b"a", b"b"))
+    queue.push(_chain(b"", b"xy"))
+    queue.put_back(batch)
+    assert (len(queue), queue.dropped) == (4, 1), "the beginning, which is the oldest"
+    assert queue.take(present) == OffloadBatch(b"a", (b"b", b"c"))
+    queue.push(_chain(b"y", b"zz"))
+    queue.put_back(batch)
+    assert (len(queue), queue.dropped) == (4, 3)
+
+
 def test_blocks_that_kvbm_has_are_not_queued() -> None:
     queue = OffloadQueue(limit_blocks=9, batch_blocks=8)
     queue.push(_chain(b"", b"abc"), skip={b"a", b"b"})

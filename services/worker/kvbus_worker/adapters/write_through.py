@@ -114,6 +114,9 @@ class WriteThrough:
                     await self._offload(pool, batch)
                 except FAILURES as error:
                     self._link.failed("offload", error)
+                    if isinstance(error, RequestFailed) and error.retryable:
+                        self._queue.put_back(batch)
+                        self._show_queue()
             self._settled.set()
 
     async def _gather(self) -> None:

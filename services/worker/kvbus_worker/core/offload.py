@@ -52,6 +52,13 @@ class OffloadQueue:
         """Queue a whole chain from the root."""
         self.push(BlocksStored(ROOT, tuple(keys), ()))
 
+    def put_back(self, batch: OffloadBatch) -> None:
+        """What was taken last, in front: nobody had time for it."""
+        links = list(zip((batch.parent, *batch.keys), batch.keys, strict=False))
+        kept = links[max(0, len(links) + len(self._waiting) - self._limit) :]
+        self.dropped += len(links) - len(kept)
+        self._waiting.extendleft(reversed(kept))
+
     def clear(self) -> None:
         self._waiting.clear()
 
