@@ -180,6 +180,8 @@ class KvbmApp:
         return KvEventPublisher(self._service, model, tier, block_size)
 
     def _changed(self, pool: OpenPool) -> None:
+        if self.pools.lookup(pool.pool_id) is None:  # reclaimed while somebody waited; `_closing` has told all
+            return
         events = pool.pool.take_events()
         self._feeds.emit(pool.spec, TIER, events)
         self.tiers.on_events(pool, events)

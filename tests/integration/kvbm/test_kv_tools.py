@@ -30,7 +30,7 @@ from kvbus_wire.kv_tools import (
     WarmBlocks,
     WarmedBlocks,
 )
-from kvbus_wire.kvbm import BlockDirective, DroppedBlocks, RetainBlocks, Retained
+from kvbus_wire.kvbm import BlockDirective, DropBlocks, DroppedBlocks, RetainBlocks, Retained
 from kvbus_wire.packing import pack_keys, unpack_keys
 from kvbus_wire.worker import Done
 
@@ -195,6 +195,29 @@ async def test_verify_scrubs_every_tier_in_pieces_and_drops_what_does_not_hold(s
     assert bad == {tier: [key(name).hex()] for tier, name in (("g2", "x11"), ("g3", "x10"), ("g4", "x9"))}
     told = await scene.kvbus("verify", "--tier", "g4")
     assert [(line["tier"], line["bad"]) for line in told["scrubbed"]] == [("g4", [])]
+
+
+async def test_a_pool_that_is_reclaimed_while_it_is_scrubbed_or_dropped_is_an_answer_all_the_same(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attaching = scene.app._blocks._attaching
+
+    async def reclaimed(work: Any) -> Any:
+        for pool in scene.app.pools:
+            await attaching._give_up(pool.pool_id)
+        return work()
+
+    monkeypatch.setattr("kvbus_kvbm.handlers.kv.in_thread", reclaimed)
+    piece: VerifiedBlocks = await scene.ask(VerifyBlocks(model="tiny", tier="g2", limit=3), VerifiedBlocks)
+    assert (piece.checked, piece.bad) == (3, b"")
+    await scene.worker.attach()
+
+    async def stop(pool_id: str, keys: Any) -> None:
+        await attaching._give_up(pool_id)
+
+    monkeypatch.setattr(scene.app.loads, "stop", stop)
+    dropped: DroppedBlocks = await scene.ask(DropBlocks(model="tiny", keys=KEYS), DroppedBlocks)
+    assert dropped.blocks["g2"] == 0
 
 
 async def test_evict_frees_one_tier_only_and_warm_brings_it_back(scene: Scene) -> None:

@@ -24,6 +24,16 @@ def test_it_opens_after_so_many_failures_in_a_row() -> None:
     assert not breaker.passes(9.9)
 
 
+def test_each_opening_counts_once() -> None:
+    breaker = opened()
+    assert breaker.opened == 1
+    assert breaker.passes(10.0)
+    breaker.failed(10.0)
+    assert breaker.opened == 2
+    breaker.failed(11.0)
+    assert breaker.opened == 2, "it was open"
+
+
 def test_then_one_trial_at_a_time_passes_and_closes_it_when_it_works() -> None:
     breaker = opened()
     assert breaker.can_pass(10.0)

@@ -62,5 +62,3 @@ class Breaker:
         self._open_until_s = now_s + self._rest_s
         self._trial_until_s = None
         self.opened += 1
-        self.opened += 1
-        self.opened += 1

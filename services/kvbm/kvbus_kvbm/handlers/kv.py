@@ -253,7 +253,9 @@ class KvRequests:
                 best = WarmedBlocks(present=present, coming=coming)
         return best
 
-    def _page(self, model: str, tier: str, after: bytes, limit: int) -> tuple[list[tuple[PoolSpec, BlockMeta]], bytes]:
+    def _page(
+        self, model: str, tier: str, after: bytes, limit: int
+    ) -> tuple[Sequence[tuple[PoolSpec, BlockMeta]], bytes]:
         """The next blocks in the order of their keys, of what was there at the first page: to look at everything for each page
         would cost whoever scrubs a large tier hours."""
         limit = min(limit, self._max_blocks)
@@ -264,11 +266,9 @@ class KvRequests:
         if listing is None or not after or not is_same or listing.taken_s + _LISTING_S < self._clock():
             found = [(spec, meta) for spec, metas in self._metas(model, tier) for meta in metas]
             listing = _Listing(model, tier, sorted(found, key=_by_key), self._clock())
-        start = bisect_right(listing.blocks, after, key=_by_key)
-        page = listing.blocks[start : start + limit]
-        is_last = start + limit >= len(listing.blocks)
-        self._listing = None if is_last else listing
-        return page, b"" if is_last else page[-1][1].key
+        page, after = page_of(listing.blocks, after, limit)
+        self._listing = listing if after else None
+        return page, after
 
     def _specs(self, model: str, tier: str) -> list[PoolSpec]:
         """Raise InvalidRequest for a tier that there is not."""
@@ -321,6 +321,18 @@ class KvRequests:
             tenant=said.tenant,
             users=0 if block is None else block.pins,
         )
+
+
+def page_of(
+    blocks: Sequence[tuple[PoolSpec, BlockMeta]], after: bytes, limit: int
+) -> tuple[Sequence[tuple[PoolSpec, BlockMeta]], bytes]:
+    """The next ``limit`` blocks of those in the order of their keys, and where the page after it begins (empty: there is none).
+    Blocks of the same key, which different layouts have, come together, if need be beyond the limit."""
+    start = bisect_right(blocks, after, key=_by_key)
+    end = start + limit
+    if end < len(blocks):
+        end = bisect_right(blocks, _by_key(blocks[end - 1]), key=_by_key)
+    return blocks[start:end], _by_key(blocks[end - 1]) if end < len(blocks) else b""
 
 
 def _by_key(entry: tuple[PoolSpec, BlockMeta]) -> bytes:
