@@ -6,18 +6,18 @@ from types import TracebackType
 
 
 class TcpProxy:
-    """An async context manager. ``url`` leads to ``target`` (``nats://host:port``).
+    """An async context manager. ``url`` leads to ``target`` (``nats://host:port``). ``port``: where it listens (0: any free one).
 
     `cut`: connections break and new ones are refused. `stall`: nothing passes, and nobody is told (a half-open connection).
     `heal` ends both.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, port: int = 0) -> None:
         self._scheme, _, address = target.rpartition("//")
-        host, _, port = address.rpartition(":")
-        self._target = (host, int(port))
+        host, _, target_port = address.rpartition(":")
+        self._target = (host, int(target_port))
         self._server: asyncio.Server | None = None
-        self._port = 0
+        self._port = port
         self._passing = asyncio.Event()
         self._passing.set()
         self._connections: set[asyncio.Task[None]] = set()

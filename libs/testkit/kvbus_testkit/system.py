@@ -33,7 +33,8 @@ class Answer(msgspec.Struct):
 
 class System:
     """An async context manager. Workers are named ``worker-0``, ``worker-1``, ..; ``flags`` maps a service, or one of its
-    instances, to more arguments. ``nats_of``: an instance that reaches the bus in another way than by its URL."""
+    instances, to more arguments, for what is started from then on. ``nats_of``: an instance that reaches the bus in another way
+    than by its URL."""
 
     def __init__(
         self,
@@ -43,7 +44,8 @@ class System:
         flags: Mapping[str, Sequence[str]] | None = None,
         namespace: str = "system",
     ) -> None:
-        self._flags = {**(flags or {}), "worker": worker_flags}
+        self.flags: dict[str, tuple[str, ...]] = {name: tuple(some) for name, some in (flags or {}).items()}
+        self.flags["worker"] = tuple(worker_flags)
         self._worker_count = workers
         self.nats_of: dict[str, str] = {}
         self._namespace = namespace
@@ -119,8 +121,8 @@ class System:
             *("--nats", self.nats_of.get(name, self.nats.url), "--namespace", self._namespace, "--instance-id", name),
             *("--drain-timeout-s", "5"),
             *own,
-            *self._flags.get(service, ()),
-            *(self._flags.get(name, ()) if name != service else ()),
+            *self.flags.get(service, ()),
+            *(self.flags.get(name, ()) if name != service else ()),
         )
         process = self._stack.enter_context(ServiceProcess(f"kvbus_{service}", arguments))
         self.processes[name] = process

@@ -1,4 +1,5 @@
-"""Disaggregated requests while workers are killed and stopped and their links are cut, at random points of a seed.
+"""Disaggregated requests while workers are killed and stopped and their links, to the bus and to each other, are cut, at random
+points of a seed.
 
 40 requests in the gate; ``make chaos`` runs 200. Another seed: KVBUS_CHAOS_SEED.
 """
@@ -6,8 +7,10 @@
 import asyncio
 import os
 import signal
+import socket
+from collections import Counter
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from random import Random
 from typing import Any
 
@@ -22,7 +25,12 @@ SEED = int(os.environ.get("KVBUS_CHAOS_SEED", "7"))
 AT_ONCE = 8
 PROMPTS = 4
 FAULTS = ("kill", "freeze", "cut", "stall")
+LINK_FAULTS = ("cut_transfer", "stall_transfer")
+"""Of the link on which others read a worker's blocks: the bus is there."""
 ROLES = {"worker-0": "prefill", "worker-1": "prefill", "worker-2": "decode", "worker-3": "decode"}
+PREFILL = [name for name, role in ROLES.items() if role == "prefill"]
+# One is read through shared memory, with the link for what is said about it; of the other all bytes go over the link.
+BACKENDS = {"worker-0": "shm,tcp", "worker-1": "tcp"}
 GAUGES = ("transfer_leases", "staged_blocks", "remote_prefills_open", "remote_prefill_pulls_open", "requests_open")
 WORKER = (
     *("--engine", "mock", "--served-model-name", "mock", "--no-kvbm", "--lease-ttl-s", "2", "--drain-timeout-s", "0.1"),
@@ -33,7 +41,10 @@ WORKER = (
 
 
 class Disaggregated(System):
-    """Two workers that prefill and two that decode, each with a link to the bus that can be cut."""
+    """Two workers that prefill and two that decode, with links to the bus and to each other that can be cut.
+
+    A worker listens for others on 127.0.0.2, and what they connect to is a proxy on 127.0.0.1, at the same port.
+    """
 
     def __init__(self) -> None:
         flags: dict[str, tuple[str, ...]] = {name: ("--role", role) for name, role in ROLES.items()}
@@ -41,9 +52,15 @@ class Disaggregated(System):
         flags["router"] = ("--handover-s", "0.001", "--lease-ttl-s", "2", "--worker-wait-s", "20")
         super().__init__(WORKER, workers=len(ROLES), flags=flags, namespace="chaos")
         self.links: dict[str, TcpProxy] = {}
+        self.transfers: dict[str, TcpProxy] = {}
         self._proxies = AsyncExitStack()
 
     async def prepare(self) -> None:
+        for name, port in zip(PREFILL, free_ports(len(PREFILL)), strict=True):
+            proxy = TcpProxy(f"tcp://127.0.0.2:{port}", port)
+            self.transfers[name] = await self._proxies.enter_async_context(proxy)
+            self.flags[name] += ("--transfer-host", "127.0.0.2", "--transfer-port", str(port))
+            self.flags[name] += ("--transfer-advertise", "127.0.0.1", "--transfer-backends", BACKENDS[name])
         for name in ROLES:
             self.links[name] = await self._proxies.enter_async_context(TcpProxy(self.nats.url))
             self.nats_of[name] = self.links[name].url
@@ -55,6 +72,13 @@ class Disaggregated(System):
     async def left_over(self) -> list[tuple[str, str, float]]:
         found = [(name, g, await self.metric(name, f"kvbus_worker_{g}")) for name in self.workers for g in GAUGES]
         return [each for each in found if each[2]]
+
+
+def free_ports(count: int) -> list[int]:
+    """At both addresses."""
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in taken]
 
 
 def question(number: int) -> dict[str, Any]:
@@ -81,6 +105,7 @@ class Chaos:
 
     async def run(self, until: asyncio.Event) -> None:
         order = [(kind, name) for kind in FAULTS for name in ROLES]
+        order += [(kind, name) for kind in LINK_FAULTS for name in PREFILL]
         self._rng.shuffle(order)
         while not until.is_set():
             kind, name = order[len(self.done) % len(order)]
@@ -104,14 +129,26 @@ class Chaos:
         process.send(signal.SIGCONT)
 
     async def cut(self, name: str) -> None:
-        await self._system.links[name].cut()
-        await self._pause(0.05, 1.0)
-        await self._system.links[name].heal()
+        await self._cut(self._system.links[name])
 
     async def stall(self, name: str) -> None:
-        self._system.links[name].stall()
+        await self._stall(self._system.links[name])
+
+    async def cut_transfer(self, name: str) -> None:
+        await self._cut(self._system.transfers[name])
+
+    async def stall_transfer(self, name: str) -> None:
+        await self._stall(self._system.transfers[name])
+
+    async def _cut(self, link: TcpProxy) -> None:
+        await link.cut()
+        await self._pause(0.05, 1.0)
+        await link.heal()
+
+    async def _stall(self, link: TcpProxy) -> None:
+        link.stall()
         await self._pause(0.1, 1.5)
-        await self._system.links[name].heal()
+        await link.heal()
 
 
 def is_right(answer: Answer, expected: str, hung_up: bool) -> bool:
@@ -144,7 +181,10 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_leaks()
         answers = await asyncio.wait_for(asyncio.gather(*map(one, range(REQUESTS))), scaled(600))
         over.set()
         await faults
-        print(f"seed {SEED}: {len(answers)} requests, faults: {', '.join(chaos.done)}")
+        failed = [answer.error for answer in answers if answer.error is not None]
+        codes = Counter(str(error.get("code")) for error in failed)
+        print(f"seed {SEED}: {len(answers)} requests, {len(failed)} ended with an error: {dict(codes)}")
+        print(f"faults: {', '.join(chaos.done)}")
 
         wrong = [
             (number, answer)
@@ -152,8 +192,7 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_leaks()
             if not is_right(answer, expected[number % PROMPTS], bool(hang_ups[number]))
         ]
         assert not wrong, chaos.done
-        failed = [answer.error for answer in answers if answer.error is not None]
-        assert len(failed) <= REQUESTS // 10, failed
+        assert len(failed) <= REQUESTS // 20, failed
 
         async def nothing_is_left() -> bool:
             return not await system.left_over()
