@@ -179,6 +179,14 @@ async def test_lists_come_in_pages_of_any_size_up_to_the_limit(scene: Scene) -> 
     assert (await scene.ask(ListBlocks(model="unheard", tier="g2"), ListedBlocks)).blocks == ()
 
 
+async def test_a_list_of_which_nobody_asks_for_the_rest_is_forgotten(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbus_kvbm.handlers.kv._LISTING_S", 0.02)
+    await scene.ask(ListBlocks(model="tiny", tier="g3", limit=1), ListedBlocks)
+    await eventually(lambda: scene.app._control._tools._listing is None, what="no list kept")
+
+
 async def test_verify_scrubs_every_tier_in_pieces_and_drops_what_does_not_hold(scene: Scene) -> None:
     told = await scene.kvbus("verify")
     assert [(line["tier"], line["checked"], line["bad"]) for line in told["scrubbed"]] == [

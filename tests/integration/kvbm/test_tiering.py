@@ -297,6 +297,21 @@ async def test_pieces_that_come_in_another_order_came_from_there_as_well(
     assert (len(pinned.slots), pinned.brought) == (3, {"g3": 3})
 
 
+async def test_a_question_that_waits_is_counted_once(stage: Stage) -> None:
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    chain = [f"x{i}" for i in range(4)]
+    await worker.offload(chain)
+    await eventually(lambda: len(stage.tiers["g3"].held) == 4, what="all blocks in the tier")
+    await evict_all(worker, running)
+    (pool,) = app_of(running).pools
+    hits, misses = pool.pool.counters.hits, pool.pool.counters.misses
+    assert len((await bring(worker, chain, wait_s=600)).slots) == 4
+    assert (pool.pool.counters.hits, pool.pool.counters.misses) == (hits, misses + 4), "they were not in G2"
+    await bring(worker, chain, wait_s=600)
+    assert (pool.pool.counters.hits, pool.pool.counters.misses) == (hits + 4, misses + 4)
+
+
 async def test_a_tier_that_its_reader_does_not_want_is_not_read(stage: Stage) -> None:
     running = await stage.kvbm("g3", "g4")
     worker, other = await stage.worker(), await stage.worker("worker-b")
@@ -563,6 +578,33 @@ async def test_a_pool_that_gives_way_keeps_what_it_has_below(stage: Stage) -> No
     await eventually(lambda: key("c3") in disk.held)
     assert len(disk.held) == 12
     app_of(running)
+
+
+async def test_what_was_dropped_while_a_write_of_it_was_broken_off_does_not_stay(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await stage.kvbm("g3")
+    worker = await stage.worker()
+    disk, app = stage.tiers["g3"], app_of(running)
+    write = disk.write
+
+    async def to_the_end(spec: PoolSpec, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> list[bool]:
+        """As a disk does that has begun."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await write(spec, blocks, data)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(disk, "write", to_the_end)
+    await worker.offload(["x0", "x1"])
+    (edge,) = app.tiers.edges
+    await eventually(lambda: edge.writing, what="a write that hangs")
+    gone = DropBlocks(model="tiny", keys=pack_keys(map(key, ["x0", "x1"])))
+    await worker.service.bus.request(worker.service.bus.subjects.control(KVBM_ID), gone, DroppedBlocks, timeout_s=10)
+    (pool,) = app.pools
+    await app.tiers.give_up(pool.pool_id)
+    assert not disk.held
+    assert not edge.doomed
 
 
 async def test_blocks_of_other_hosts_are_found_from_the_middle_of_a_chain(stage: Stage) -> None:

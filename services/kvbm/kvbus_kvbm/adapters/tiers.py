@@ -50,13 +50,13 @@ class Edge:
         self.quiet = asyncio.Event()
         self.quiet.set()
         self.stuck = False
-        # Keys of the batch that is being written, and those of them that were dropped meanwhile.
         # Directives that have changed and the tier does not know yet.
         self.renewals: dict[PoolSpec, dict[bytes, Directive]] = {}
         self.renew = asyncio.Event()
+        # Keys of the batch that is being written, those of them that were dropped meanwhile, and whose memory is read for it.
         self.writing: set[bytes] = set()
         self.doomed: set[bytes] = set()
-        self.writing_pool = ""
+        self.writing_pool: OpenPool | None = None
 
     def push(self, pool_id: str, keys: Sequence[bytes]) -> None:
         self.queue.push(pool_id, keys)
@@ -177,12 +177,15 @@ class Tiers:
         for edge in self.edges:
             lost = edge.queue.forget(pool_id)
             if lost:
+                edge.counters.missed += lost
                 self._log.info("not_written_through", pool=pool_id, tier=edge.tier.name, blocks=lost)
         for i, edge in enumerate(self.edges):
-            if edge.writing_pool == pool_id:
+            pool, keys = edge.writing_pool, list(edge.writing)
+            if pool is not None and pool.pool_id == pool_id:
                 # Only the task itself knows how to end a write: it is begun anew.
                 self._tasks[i].cancel()
                 await asyncio.wait([self._tasks[i]])
+                await self._bury(edge, pool.spec, keys)
                 self._tasks[i] = self._spawn(self._write_down(edge), name=f"write through to {edge.tier.name}")
                 edge.wake.set()
 
@@ -281,7 +284,7 @@ class Tiers:
         held = pool.pool.moves.hold([block.key for block in blocks])
         self._changed(pool)
         metas = [meta_of(block) for block in held]
-        edge.writing, edge.writing_pool = {block.key for block in held}, pool.pool_id
+        edge.writing, edge.writing_pool = {block.key for block in held}, pool
         done = [False] * len(held)
         started_s = self._clock()
         data: list[memoryview] = []
@@ -291,7 +294,7 @@ class Tiers:
         finally:
             data.clear()
             pool.pool.moves.let_go(held)
-            edge.writing, edge.writing_pool = set(), ""
+            edge.writing, edge.writing_pool = set(), None
             self._changed(pool)
         self.lies_in(edge.tier.name, pool, [block.key for block, ok in zip(held, done, strict=True) if ok])
         # A lease that came meanwhile found the block neither here nor there.

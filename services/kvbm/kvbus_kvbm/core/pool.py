@@ -118,10 +118,11 @@ class Pool:
             if block.state is State.WRITTEN and not block.detached and _is_present(block.parent):
                 self._promote(block)
 
-    def pin(self, instance_id: str, keys: bytes, now_s: float) -> PinnedBlocks:
+    def pin(self, instance_id: str, keys: bytes, now_s: float, *, again: bool = False) -> PinnedBlocks:
         """Keep the leading blocks of a chain that are present readable until the lease ends.
 
-        The chain may begin anywhere: the prefix of a present block is present, too.
+        The chain may begin anywhere: the prefix of a present block is present, too. ``again``: the question has waited for blocks
+        that were not here, and was counted before.
         """
         self.expire(now_s)
         chain = self._chain(keys)
@@ -136,8 +137,9 @@ class Pool:
                 break
             run.append(block)
             above = block
-        self.counters.hits += len(run)
-        self.counters.misses += len(chain) - len(run)
+        if not again:
+            self.counters.hits += len(run)
+            self.counters.misses += len(chain) - len(run)
         if not run:
             return PinnedBlocks(lease_id="", lease_s=0.0, slots=())
         self._keeping.order.begin_use()

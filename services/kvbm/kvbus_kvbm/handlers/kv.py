@@ -266,9 +266,15 @@ class KvRequests:
         if listing is None or not after or not is_same or listing.taken_s + _LISTING_S < self._clock():
             found = [(spec, meta) for spec, metas in self._metas(model, tier) for meta in metas]
             listing = _Listing(model, tier, sorted(found, key=_by_key), self._clock())
+            asyncio.get_running_loop().call_later(_LISTING_S, self._forget, listing)
         page, after = page_of(listing.blocks, after, limit)
         self._listing = listing if after else None
         return page, after
+
+    def _forget(self, listing: _Listing) -> None:
+        """Nobody may ask for the rest of it: it holds as much as the tier has blocks."""
+        if self._listing is listing:
+            self._listing = None
 
     def _specs(self, model: str, tier: str) -> list[PoolSpec]:
         """Raise InvalidRequest for a tier that there is not."""

@@ -52,15 +52,15 @@ class Onboarding:
             return pinned
         if not run:
             await self._loads.wait(load, keys[0], wait_s)
-            pinned = self._pin(request)
+            pinned = self._pin(request, again=True)
             run = len(pinned.slots)
         coming = self._loads.coming(load, keys[run:])
         return msgspec.structs.replace(pinned, coming=coming, awaits=load.reading if coming else "")
 
-    def _pin(self, request: PinBlocks) -> PinnedBlocks:
+    def _pin(self, request: PinBlocks, *, again: bool = False) -> PinnedBlocks:
         pool = self._pools.get(request.pool_id)
         try:
-            pinned = pool.pool.pin(request.instance_id, request.keys, self._clock())
+            pinned = pool.pool.pin(request.instance_id, request.keys, self._clock(), again=again)
             return msgspec.structs.replace(pinned, brought=self._count(pool, request, len(pinned.slots)))
         finally:
             self._changed(pool)
