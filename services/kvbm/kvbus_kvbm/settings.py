@@ -9,6 +9,8 @@ from kvbus_kvbm.core.pools import Budget
 from kvbus_kvbm.core.write_through import BadPolicy, EdgePolicy, LoadLimits, TierLimits
 from kvbus_runtime.settings import CommonSettings, Flag
 
+_LEAST_G3_BYTES = 1 << 20
+
 
 class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
     """See ``kvbus kvbm --help``."""
@@ -150,6 +152,8 @@ class KvbmSettings(CommonSettings, frozen=True, kw_only=True):
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
+        if self.g3_dir and self.g3_bytes < _LEAST_G3_BYTES:
+            raise ValueError(f"g3_bytes must be at least {_LEAST_G3_BYTES}: less holds no block, or hardly any")
         if self.g3_keep_free_bytes < 0:
             raise ValueError("g3_keep_free_bytes must not be negative")
         if not 0 <= self.g3_pin_share <= 1:

@@ -18,6 +18,7 @@ from kvbus_kvbm.settings import KvbmSettings
         {"snapshot_chunk_keys": -5},
         {"lease_ttl_s": 1},
         {"g3_bytes": 0},
+        {"g3_bytes": 1000, "g3_dir": "/d"},
         {"g3_deadline_s": 0.0},
         {"g3_keep_free_bytes": -1},
         {"g3_pin_share": 1.1},
