@@ -1,5 +1,6 @@
 """What the facts mean. Pure: `gather` collects them."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
@@ -70,6 +71,7 @@ def findings(facts: Facts) -> list[Finding]:
         *_models(facts.instances),
         *_limits(facts.routers),
         *_cordons(facts.routers, facts.instances),
+        *_roles(facts.instances),
         *_stream(facts.stream),
         *(finding for reply in facts.indexers for finding in _indexer(reply, facts.stream)),
         *_sources(facts.indexers),
@@ -155,6 +157,24 @@ def _cordons(routers: Sequence[Reply], instances: Sequence[InstanceRecord]) -> I
             takers[record.worker.model.name] = takers.get(record.worker.model.name, False) or takes
     for model in sorted(name for name, found in takers.items() if not found):
         yield Finding(Level.PROBLEM, "model", f"{model}: no request is placed: all its workers are cordoned or drain")
+
+
+def _roles(instances: Sequence[InstanceRecord]) -> Iterator[Finding]:
+    """A worker that prefills answers no request by itself, and one that decodes gets help only where there is one that prefills."""
+    roles: dict[str, Counter[str]] = {}
+    for record in instances:
+        if record.worker is not None:
+            roles.setdefault(record.worker.model.name, Counter())[record.worker.role] += 1
+    for model, count in sorted(roles.items()):
+        if count["prefill"] == count.total():
+            text = "no request is placed: all its workers only prefill (`kvbus worker set-role WORKER decode`)"
+            yield Finding(Level.PROBLEM, "roles", f"{model}: {text}")
+        elif count["decode"] == count.total():
+            text = "all its workers are to decode, so they compute their prompts themselves"
+            yield Finding(Level.NOTE, "roles", f"{model}: {text}")
+        elif count["prefill"] or count["decode"]:
+            text = ", ".join(f"{count[role]} {role}" for role in ("prefill", "decode", "both") if count[role])
+            yield Finding(Level.OK, "roles", f"{model}: {text}")
 
 
 def _stream(stream: EventStream | None) -> Iterator[Finding]:
