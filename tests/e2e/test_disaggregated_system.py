@@ -68,6 +68,12 @@ async def test_a_client_is_told_who_computed_its_prompt_and_an_operator_can_chan
     assert await tool(system, "worker", "set-role", "worker-0", "decode") == {"worker-0": "decode"}
     assert await tool(system, "worker", "set-role", "worker-1", "prefill") == {"worker-1": "prefill"}
 
+    flags = ("--nats", system.nats.url, "--namespace", "system")
+    refused = await asyncio.to_thread(run_kvbus, "worker", "set-role", "router", "worker-9", "both", *flags)
+    assert refused.returncode == 1
+    for name in ("router", "worker-9"):
+        assert f"{name}: no such worker; there are: worker-0, worker-1" in refused.stderr
+
     async def is_the_other_way_round() -> bool:
         asked = await ask(system, question(f"the ship {next(numbers)}"))
         return bool(asked["nvext"]["worker_id"] == {"prefill_worker_id": "worker-1", "decode_worker_id": "worker-0"})

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvbus_cli.asking import NotAnswered, Reply, ask_one, run
+from kvbus_cli.asking import NotAnswered, Reply, ask_one, instances, run
 from kvbus_cli.tool import BAD_USAGE, FAILED, ToolSettings, failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.errors import RequestFailed
@@ -34,7 +34,11 @@ def main(argv: Sequence[str]) -> int:
 
     async def ask(bus: Bus) -> list[Reply]:
         replies = []
+        there = [record.instance_id for record in await instances(bus, "worker")]
         for worker_id in workers:
+            if worker_id not in there:
+                replies.append(Reply(worker_id, problem=f"no such worker; there are: {', '.join(there) or 'none'}"))
+                continue
             try:
                 await ask_one(bus, bus.subjects.control(worker_id), SetRole(role=role), Done)
                 replies.append(Reply(worker_id, role))
