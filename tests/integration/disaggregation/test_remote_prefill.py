@@ -174,13 +174,12 @@ async def test_a_start_that_makes_no_sense_is_refused(mocks: Pair) -> None:
     await mocks.nothing_is_left()
 
 
-async def test_a_decode_worker_that_falls_silent_leaves_nothing_behind(mocks: Pair) -> None:
-    await mocks.join("short", "prefill", prefill_lease_s=0.3)
-    bus, app = mocks.asker.service.bus, mocks.app("short")
-    card = app.record.model
-    begin = StartPrefill(
-        prefill_id="x",
-        request_id="x",
+def a_start(mocks: Pair, worker: str, name: str = "x", **fields: Any) -> StartPrefill:
+    """Of 40 blocks."""
+    card = mocks.app(worker).record.model
+    start = StartPrefill(
+        prefill_id=name,
+        request_id=name,
         model=card.name,
         fingerprint=card.fingerprint,
         kv_layout=card.kv_layout,
@@ -191,6 +190,44 @@ async def test_a_decode_worker_that_falls_silent_leaves_nothing_behind(mocks: Pa
         deadline_ms=2**50,
         lease_s=1000.0,
     )
+    return msgspec.structs.replace(start, **fields)
+
+
+async def test_a_prompt_that_nobody_wants_any_more_when_there_is_memory_for_it_is_not_computed(
+    mocks: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, handler = mocks.asker.service.bus, mocks.app("p")._prefills
+    assert handler is not None
+
+    async def ended_meanwhile() -> None:
+        await handler(EndPrefill(prefill_id="x", reason="cancelled"), anything)
+
+    anything: Any = None
+    monkeypatch.setattr(handler._stager, "prepare", ended_meanwhile)
+    monkeypatch.setattr(handler, "_submit", lambda *_: pytest.fail("it is computed"))
+    with pytest.raises(RequestFailed) as gone:
+        await bus.request(bus.subjects.transfer("p"), a_start(mocks, "p"), PrefillStarted, timeout_s=scaled(5))
+    assert gone.value.code is ErrorCode.GONE
+    await mocks.nothing_is_left()
+
+
+async def test_a_reader_with_a_short_lease_is_found_silent_before_one_with_a_long_one(mocks: Pair) -> None:
+    bus = mocks.asker.service.bus
+    for name, lease_s in (("long", 1000.0), ("short", 0.2)):
+        start = a_start(mocks, "p", name, lease_s=lease_s)
+        await bus.request(bus.subjects.transfer("p"), start, PrefillStarted, timeout_s=scaled(5))
+    await eventually(lambda: mocks.metric("p", "remote_prefills", outcome="expired") == 1, what="the end of one")
+    assert mocks.metric("p", "remote_prefills_open") == 1
+    await bus.request(
+        bus.subjects.transfer("p"), EndPrefill(prefill_id="long", reason="done"), Done, timeout_s=scaled(5)
+    )
+    await mocks.nothing_is_left()
+
+
+async def test_a_decode_worker_that_falls_silent_leaves_nothing_behind(mocks: Pair) -> None:
+    await mocks.join("short", "prefill", prefill_lease_s=0.3)
+    bus = mocks.asker.service.bus
+    begin = a_start(mocks, "short")
     subject = bus.subjects.transfer("short")
     await bus.request(subject, begin, PrefillStarted, timeout_s=scaled(5))
     again = await bus.request(subject, begin, PrefillStarted, timeout_s=scaled(5))

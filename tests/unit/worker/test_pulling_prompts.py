@@ -230,6 +230,7 @@ async def test_a_prompt_comes_chunk_by_chunk_and_what_was_read_is_given_up() -> 
         ("corrupt", lambda ready: msgspec.structs.replace(ready, checksums=(1,))),
         ("bad_answer", lambda ready: msgspec.structs.replace(ready, first=5)),
         ("bad_answer", lambda ready: msgspec.structs.replace(ready, count=100)),
+        ("bad_answer", lambda ready: msgspec.structs.replace(ready, count=3, checksums=())),
         ("bad_answer", lambda ready: msgspec.structs.replace(ready, count=-1)),
         ("stalled", lambda ready: msgspec.structs.replace(ready, count=0, done=False)),
         ("bad_answer", lambda ready: msgspec.structs.replace(ready, count=0, done=True)),
@@ -362,6 +363,15 @@ async def test_what_was_measured_long_ago_is_forgotten() -> None:
     scene = Scene(forget_s=0.05)
     await scene.bring()
     await eventually(lambda: not scene.remote.rates and not scene.remote.handover_s, what="the end of old rates")
+
+
+async def test_a_slow_start_that_is_forgotten_does_not_count_any_more() -> None:
+    """Else one moment of trouble would keep routers from pairing the two for ever: nothing is measured where nothing is asked."""
+    scene = Scene()
+    scene.remote._handover_s = 1000.0
+    scene.remote._measured_at = -1000.0
+    await scene.bring()
+    assert 0 < scene.remote.handover_s < 100
 
 
 async def test_what_is_said_of_blocks_holds_from_when_they_come() -> None:

@@ -20,6 +20,7 @@ from kvbus_wire.packing import TOKEN_BYTES
 from kvbus_wire.transfer import BlocksReady, EndPrefill, NextBlocks, PrefillStarted, StartPrefill
 from kvbus_wire.worker import Done, Generate, RemotePrefill
 from kvbus_worker.adapters.metrics import WorkerMetrics
+from kvbus_worker.adapters.scratch import Scratch
 from kvbus_worker.adapters.transfer import Reader
 from kvbus_worker.core.admission import Admitted, ModelLimits
 from kvbus_worker.core.onboard_rates import OnboardRates
@@ -29,6 +30,7 @@ from kvbus_worker.engines.said import Said
 from kvbus_worker.settings import WorkerSettings
 
 SOURCE = "remote"
+_CHUNKS_KEPT = 2
 _NEW = 0.2  # weight of the newest observation of the hand-over's time
 
 Spawn = Callable[..., asyncio.Task[Any]]
@@ -132,6 +134,7 @@ class RemotePrefiller:
         self._log = log
         self._block_bytes = engine.info.block_bytes
         self._size = engine.info.block_size * TOKEN_BYTES
+        self._scratch = Scratch(limits.chunk_blocks * self._block_bytes, keep=_CHUNKS_KEPT)
         self._coming = Coming(asyncio.Event)
         self._open = 0
         self._resting: dict[str, float] = {}
@@ -258,7 +261,7 @@ class RemotePrefiller:
         try:
             while pull.at < end:
                 ready = await coming
-                if ready.first != pull.at or not 0 < ready.count <= end - pull.at:
+                if ready.first != pull.at or not 0 < ready.count <= min(end - pull.at, self._limits.chunk_blocks):
                     raise _GivenUp("bad_answer", f"{ready.count} blocks from {ready.first} on")
                 behind = pull.at + ready.count
                 if behind < end:
@@ -305,7 +308,8 @@ class RemotePrefiller:
             self._log.info("prefill_worker_restarted", worker=pull.worker_id)
         # One round trip to begin with, another one for the last chunk, which no computing hides.
         took_s = 2 * (loop.time() - asked_at)
-        self._handover_s += (took_s - self.handover_s) * (_NEW if self.handover_s else 1.0)
+        known_s = self.handover_s
+        self._handover_s = known_s + (took_s - known_s) * (_NEW if known_s else 1.0)
         self._measured_at = loop.time()
         return started
 
@@ -339,12 +343,13 @@ class RemotePrefiller:
         """Read a chunk and import it. Only whole blocks whose checksums hold are ever imported."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        buffers = [bytearray(self._block_bytes) for _ in range(ready.count)]
+        memory = self._scratch.take()
+        blocks = [memory[i * self._block_bytes : (i + 1) * self._block_bytes] for i in range(ready.count)]
         try:
             backend = await self._reader.read(
                 ready.grant,
                 range(ready.count),
-                [memoryview(buffer) for buffer in buffers],
+                blocks,
                 deadline_s=self._limits.lease_s,
                 layout=self._model.kv_layout,
             )
@@ -353,17 +358,17 @@ class RemotePrefiller:
             lost = isinstance(error, TransferError) and error.retryable and not mine
             raise _GivenUp(getattr(error, "code", "bad_grant"), str(error), unreachable=lost) from error
         self._later(self._finish(ready.grant), "remote prefill chunk read")
-        if ready.checksums and not await asyncio.to_thread(_hold, buffers, ready.checksums):
+        if ready.checksums and not await asyncio.to_thread(_hold, blocks, ready.checksums):
             raise _GivenUp("corrupt", "the checksum of a block does not hold")
         first, end = pull.at, pull.at + ready.count
         tokens = [admitted.packed[i * self._size : (i + 1) * self._size] for i in range(first, end)]
         parent = admitted.keys[first - 1] if first else ROOT
         try:
-            views = [memoryview(buffer) for buffer in buffers]
             said = Said(admitted.request.directives).of(first, end)
-            imported = await self._engine.import_blocks(parent, admitted.keys[first:end], tokens, views, said)
+            imported = await self._engine.import_blocks(parent, admitted.keys[first:end], tokens, blocks, said)
         except EngineError as error:
             raise _GivenUp("not_imported", str(error)) from error
+        self._scratch.give_back(memory)
         took_s = loop.time() - began
         pull.at += imported
         pull.imported += imported
@@ -371,6 +376,7 @@ class RemotePrefiller:
         self._metrics.transfer_blocks.labels("in").inc(imported)
         self._metrics.transfer_bytes.labels(backend).inc(ready.count * self._block_bytes)
         self._metrics.transfer_seconds.inc(took_s)
+        self._forget()
         self._rates.observe(SOURCE, imported * self._model.block_size, took_s)
         self._measured_at = loop.time()
         if imported < ready.count:
@@ -414,7 +420,7 @@ class RemotePrefiller:
             work.close()
 
 
-def _hold(buffers: list[bytearray], checksums: tuple[int, ...]) -> bool:
-    if len(checksums) != len(buffers):
+def _hold(blocks: list[memoryview], checksums: tuple[int, ...]) -> bool:
+    if len(checksums) != len(blocks):
         return False
-    return all(checksum(memoryview(buffer)) == value for buffer, value in zip(buffers, checksums, strict=True))
+    return all(checksum(block) == value for block, value in zip(blocks, checksums, strict=True))

@@ -157,6 +157,8 @@ class RemotePrefillHandler:
             except ArenaError as error:
                 self._end(job, "no staging memory")
                 raise EngineError(ErrorCode.UNAVAILABLE, f"no memory to hand over: {error}", retryable=True) from error
+            if self.jobs.get(job.prefill_id) is not job:
+                raise RequestFailed(gone("nobody waits for the prompt any more"))
             self._begin(job, message)
         return PrefillStarted(
             prefill_id=job.prefill_id,
@@ -357,13 +359,13 @@ class RemotePrefillHandler:
             news.set()
 
     def _watch(self) -> None:
-        due = self.jobs.next_due()
-        if self._timer is None and due is not None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if (due := self.jobs.next_due()) is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(due - time.monotonic(), 0.01), self._look_for_silent)
 
     def _look_for_silent(self) -> None:
-        self._timer = None
         for job in self.jobs.silent(time.monotonic()):
             self._end(job, SILENT)
         self._watch()
