@@ -21,6 +21,7 @@ from kvbus_transfer.errors import (
     TransferTimeout,
 )
 from kvbus_transfer.grants import AgentInfo, GrantBody, body_of, pick
+from kvbus_transfer.host_memory import host_memory
 from kvbus_transfer.hosts import host_identity
 from kvbus_transfer.limits import TransferLimits
 from kvbus_transfer.messages import Finish, Notify, Open, Request, Store, Summed, Sums
@@ -264,7 +265,7 @@ class Reader:
             return
         staged = list(job.targets)
         for at in device:
-            staged[at] = memoryview(bytearray(job.targets[at].nbytes))
+            staged[at] = host_memory(job.targets[at].nbytes)
         await self.backends[name].fetch(msgspec.structs.replace(job, targets=staged))
         for at in device:
             await asyncio.to_thread(to_device, staged[at], job.targets[at])

@@ -16,9 +16,10 @@ from kvbus_kvbm.adapters.arenas import Arenas
 from kvbus_kvbm.core.block import Block, State
 from kvbus_kvbm.core.lower import BlockMeta, Changed, LowerTier
 from kvbus_kvbm.core.pools import OpenPool, Pools, PoolSpec
-from kvbus_kvbm.core.relay import bounce, relays, storable
+from kvbus_kvbm.core.relay import relays, storable
 from kvbus_kvbm.core.tier_index import TierIndex
 from kvbus_kvbm.core.write_through import EdgePolicy, Pacer, TierLimits, WriteQueue
+from kvbus_transfer import host_memory
 from kvbus_wire.kv_events import KvEvent, Stored
 from kvbus_wire.packing import unpack_keys
 
@@ -320,7 +321,7 @@ class Tiers:
         upper = self.edges[place - 1]
         limit = max(1, self._limits.batch_bytes // spec.block_bytes)
         for chain in relays(keys, self.index(upper.tier.name, spec), self.index(edge.tier.name, spec), limit):
-            memory = bounce(spec, len(chain.keys))
+            memory = _block_memory(spec, len(chain.keys))
             edge.writing = set(chain.keys)
             try:
                 metas = storable(await self.read(upper, spec, chain.keys, memory))
@@ -385,6 +386,12 @@ class Tiers:
                 await tier.close()
         except Exception:
             self._log.exception("tier_not_closed", tier=tier.name)
+
+
+def _block_memory(spec: PoolSpec, blocks: int) -> list[memoryview]:
+    """Of our own, for so many blocks."""
+    memory = host_memory(spec.block_bytes * blocks)
+    return [memory[i * spec.block_bytes : (i + 1) * spec.block_bytes] for i in range(blocks)]
 
 
 def meta_of(block: Block) -> BlockMeta:

@@ -6,7 +6,6 @@ import msgspec
 
 from kvbus_blocks.keys import ROOT
 from kvbus_kvbm.core.lower import BlockMeta
-from kvbus_kvbm.core.pools import PoolSpec
 from kvbus_kvbm.core.tier_index import TierIndex
 
 
@@ -34,12 +33,6 @@ def relays(keys: Sequence[bytes], above: TierIndex, below: TierIndex, limit: int
         else:
             chains.append(Relay(tuple(reversed(path))))
     return chains
-
-
-def bounce(spec: PoolSpec, blocks: int) -> list[memoryview]:
-    """Memory of our own for so many blocks."""
-    memory = memoryview(bytearray(spec.block_bytes * blocks))
-    return [memory[i * spec.block_bytes : (i + 1) * spec.block_bytes] for i in range(blocks)]
 
 
 def storable(metas: Sequence[BlockMeta]) -> list[BlockMeta]:
