@@ -56,7 +56,12 @@ class Host:
                     self.told -= set(unpack_keys(keys))
                 case Cleared():
                     self.told.clear()
-        assert self.told == {meta.key for spec in self.tier.specs for meta in self.tier.blocks(spec)}
+        assert self.told == {meta.key for spec in self.tier.specs for meta in self.blocks(spec)}
+
+    def blocks(self, spec: PoolSpec = SPEC) -> list[BlockMeta]:
+        """Of which the tier has told."""
+        keys = self.tier._state.index.shelf(spec).blocks
+        return [meta for key in keys if (meta := self.tier.find(spec, key)) is not None]
 
     async def write(self, names: Sequence[str], directive: Directive = PLAIN, spec: PoolSpec = SPEC) -> list[bool]:
         metas, data = chain(names, directive)

@@ -167,7 +167,7 @@ async def test_a_restart_knows_its_blocks_and_their_leases(open_store: Callable[
     async with host(open_store(), blocks=20) as a:
         assert a.told == {key(name) for name in names("x", 6)}
         assert a.tier.usage().used_bytes == 6 * ONE
-        directives = {meta.key: meta.directive for meta in a.tier.blocks(SPEC)}
+        directives = {meta.key: meta.directive for meta in a.blocks()}
         assert directives[key("x1")].kind == "pinned"
         assert directives[key("x1")].tenant == "t"
         assert directives[key("x2")].kind == "normal"
@@ -261,7 +261,7 @@ async def test_two_models_of_one_layout_do_not_touch_each_other(open_store: Call
         other = PoolSpec("other", "layout", SPEC.block_bytes, 16)
         await a.write(names("x", 3))
         await a.write(names("y", 3), spec=other)
-        assert {meta.key for meta in a.tier.blocks(SPEC)} == {key(name) for name in names("x", 3)}
+        assert {meta.key for meta in a.blocks()} == {key(name) for name in names("x", 3)}
         assert await a.tier.drop(other, [key(name) for name in names("y", 3)]) == 3
         assert await a.read(names("x", 3)) == names("x", 3)
         assert len(a.tier.specs) == 1

@@ -19,6 +19,7 @@ from tests.integration.kvbm.disk_kit import (
     SPEC,
     Calls,
     Heard,
+    blocks_in,
     check_slots,
     get,
     key,
@@ -113,7 +114,7 @@ def told(heard: Heard) -> set[tuple[str, str]]:
 
 
 def whole(tier: DiskTier) -> set[tuple[str, str]]:
-    return {(spec.model, name_of(meta.key)) for spec in (SPEC, OTHER) for meta in tier.blocks(spec)}
+    return {(spec.model, name_of(meta.key)) for spec in (SPEC, OTHER) for meta in blocks_in(tier, spec)}
 
 
 def journal_records(directory: Path) -> int:

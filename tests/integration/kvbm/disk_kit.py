@@ -72,8 +72,19 @@ async def get(tier: DiskTier, *names: str, spec: PoolSpec = SPEC) -> list[str]:
     return read
 
 
+def blocks_in(tier: DiskTier, spec: PoolSpec = SPEC) -> list[BlockMeta]:
+    """Those that are present, one chain after the other, parents before their children."""
+    shelf = tier._shelves.find(spec) or ()
+    found = {block.key: meta for block in shelf if (meta := tier.find(spec, block.key)) is not None}
+
+    def path(meta: BlockMeta) -> tuple[bytes, ...]:
+        return (*(path(found[meta.parent]) if meta.parent else ()), meta.key)
+
+    return sorted(found.values(), key=path)
+
+
 def names_in(tier: DiskTier, spec: PoolSpec = SPEC) -> list[str]:
-    return [name_of(meta.key) for meta in tier.blocks(spec)]
+    return [name_of(meta.key) for meta in blocks_in(tier, spec)]
 
 
 def check_slots(tier: DiskTier) -> None:

@@ -21,6 +21,7 @@ from tests.integration.kvbm.disk_kit import (
     Calls,
     Log,
     Opened,
+    blocks_in,
     check_slots,
     data_of,
     get,
@@ -54,7 +55,7 @@ async def test_what_was_written_is_read_back_and_told(tmp_path: Path, opened: Op
     assert await get(tier, "d") == []
     assert await tier.leading(SPEC, [key("a"), key("b"), key("x")]) == 2
     assert heard.blocks == {SPEC: {"a", "b", "c"}}
-    assert [(m.parent, m.depth) for m in tier.blocks(SPEC)] == [(b"", 0), (key("a"), 1), (key("b"), 2)]
+    assert [(m.parent, m.depth) for m in blocks_in(tier)] == [(b"", 0), (key("a"), 1), (key("b"), 2)]
     counters = tier.counters
     assert (counters.hits, counters.misses, counters.stored) == (5, 2, 3)
     assert (counters.written_bytes, counters.read_bytes) == (3 * BLOCK_BYTES, 5 * BLOCK_BYTES)
@@ -80,8 +81,8 @@ async def test_a_restart_has_all_blocks_with_their_directives_and_announces_them
     # Another machine life: the monotonic clock begins anew.
     again, heard = await opened.open(tmp_path, clock=lambda: 5.0, unix_clock=lambda: 1_000_200.0)
     assert heard.blocks == {SPEC: {"a", "b", "c"}, OTHER: {"x", "y"}}
-    assert again.blocks(SPEC)[0].directive == msgspec.structs.replace(PINNED, expires_s=1e9 - 100.0 + 5.0 - 100.0)
-    assert again.blocks(SPEC)[2].directive == Directive()
+    assert blocks_in(again)[0].directive == msgspec.structs.replace(PINNED, expires_s=1e9 - 100.0 + 5.0 - 100.0)
+    assert blocks_in(again)[2].directive == Directive()
     assert await get(again, "a", "b", "c") == ["a", "b", "c"]
     assert await get(again, "x", "y", spec=OTHER) == ["x", "y"]
     check_slots(again)
@@ -221,7 +222,7 @@ async def test_retain_reaches_the_journal(tmp_path: Path, opened: Opened) -> Non
     assert await tier.retain(SPEC, [key("a"), key("x")], [PINNED, PINNED]) == []
     await tier.close()
     again, _ = await opened.open(tmp_path)
-    assert [m.directive.kind for m in again.blocks(SPEC)] == ["pinned", "normal"]
+    assert [m.directive.kind for m in blocks_in(again)] == ["pinned", "normal"]
 
 
 @pytest.mark.parametrize("order", ["abc", "cba", "bca", "cabcab"])
@@ -324,7 +325,7 @@ async def test_a_pin_that_has_expired_does_not_hold_also_after_a_restart(tmp_pat
     await tier.close()
     now[0] = 160.0
     again, _ = await opened.open(tmp_path, clock=lambda: now[0], unix_clock=lambda: 1e6 + now[0])
-    assert again.blocks(SPEC)[0].directive.expires_s == 150.0
+    assert blocks_in(again)[0].directive.expires_s == 150.0
     await put(again, *letters(16, "b"))
     assert await get(again, *letters(4)) == []
     assert again.counters.evictions == {"normal": 4}
@@ -336,7 +337,7 @@ async def test_pins_end_at_the_share_of_their_tenant_and_that_is_told(tmp_path: 
     keys = [key(name) for name in letters(6)]
     # A quarter of 16 blocks; one that is not here says nothing of the share.
     assert await tier.retain(SPEC, [*keys, key("x")], [PINNED] * 7) == [4, 5]
-    assert [m.directive.kind for m in tier.blocks(SPEC)] == ["pinned"] * 4 + ["normal"] * 2
+    assert [m.directive.kind for m in blocks_in(tier)] == ["pinned"] * 4 + ["normal"] * 2
     assert await tier.retain(SPEC, keys[4:], [msgspec.structs.replace(PINNED, tenant="other")] * 2) == []
     assert await tier.drop(SPEC, [keys[5]]) == 1
 
@@ -360,7 +361,7 @@ async def test_writing_again_renews_the_directive_and_writes_no_data(tmp_path: P
     assert len(heard.events) == told
     await tier.close()
     again, _ = await opened.open(tmp_path)
-    assert [m.directive.kind for m in again.blocks(SPEC)] == ["pinned", "pinned"]
+    assert [m.directive.kind for m in blocks_in(again)] == ["pinned", "pinned"]
 
 
 async def test_neighbours_in_a_chain_are_neighbours_on_the_disk(tmp_path: Path, opened: Opened) -> None:

@@ -64,8 +64,9 @@ class FakeTier:
     async def close(self) -> None:
         self.closed = True
 
-    def blocks(self, spec: PoolSpec) -> Sequence[BlockMeta]:
-        return [meta for meta, _ in self.held.values()]
+    def find(self, spec: PoolSpec, key: bytes) -> BlockMeta | None:
+        held = self.held.get(key)
+        return None if held is None else held[0]
 
     async def leading(self, spec: PoolSpec, keys: Sequence[bytes]) -> int:
         self.asked += 1

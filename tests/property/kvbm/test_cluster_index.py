@@ -105,11 +105,9 @@ class ClusterIndexMachine(RuleBasedStateMachine):
             }
             whole = {place for place in landed if all(place >> i in landed for i in range(place.bit_length()))}
             assert self.told[spec] == {key_of(place) for place in whole}
-            seen = {b""}
-            for block in self.index.told(spec):
-                assert block.parent_key in seen
-                seen.add(block.key)
-            assert seen == self.told[spec] | {b""}
+            here = {block.key: block for block in self.index.shelf(spec).blocks.values() if block.told}
+            assert here.keys() == self.told[spec]
+            assert all(block.parent_key in here or not block.parent_key for block in here.values())
         assert self.index.used_bytes <= self.index.capacity_bytes
 
 

@@ -197,7 +197,7 @@ class ShelfMachine(RuleBasedStateMachine):
                     raise AssertionError(event)
         whole = {p for p in self.kept if all(p[:end] in self.kept for end in range(1, len(p)))}
         assert self.told == whole
-        assert {path_of(block.key) for block in self.shelf.present()} == whole
+        assert {path_of(block.key) for block in self.shelf if block.present} == whole
         kept = {path_of(block.key) for block in self.shelf if block.kept}
         assert kept == self.kept
         self.shelf.check_integrity()

@@ -392,7 +392,10 @@ class PoolMachine(RuleBasedStateMachine):
                 continue
             block.checksum, block.state = 7, "written"
             self.naive.use(block, counted=False)
+            said_meanwhile = block.directive
             self.naive.say(block, said, is_new=True)
+            if not said_meanwhile.is_plain:
+                self.naive.say(block, said_meanwhile)
         self.naive.settle()
 
     @rule(instance=st.sampled_from(INSTANCES))

@@ -148,12 +148,6 @@ class ClusterIndex:
                 return position
         return len(keys)
 
-    def told(self, spec: PoolSpec) -> list[ClusterBlock]:
-        """Parents before their children."""
-        shelf = self._shelves.get(spec)
-        firsts = [] if shelf is None else [b for b in shelf.blocks.values() if b.parent_key == ROOT and b.told]
-        return [block for first in firsts for block in _subtree(first) if block.told]
-
     def insert(self, spec: PoolSpec, meta: BlockMeta, now_s: float, *, created: bool) -> ClusterBlock:
         """A block that is on its way (`landed`, or `remove`). It takes room at once; see `make_room`."""
         shelf = self.shelf(spec)

@@ -99,11 +99,6 @@ class Shelf:
             run.append(block)
         return run
 
-    def present(self) -> list[DiskBlock]:
-        """Parents before their children."""
-        firsts = sorted((b for b in self._blocks.values() if b.parent_key == ROOT), key=lambda b: b.key)
-        return [block for first in firsts for block in first.subtree() if block.present]
-
     def is_placeable(self, parent: bytes) -> bool:
         """Nothing is kept below a block that is not here."""
         return parent == ROOT or parent in self._blocks

@@ -72,8 +72,8 @@ class LowerTier(Protocol):
     async def close(self) -> None:
         """Everything written so far is on its medium. Idempotent."""
 
-    def blocks(self, spec: PoolSpec) -> Sequence[BlockMeta]:
-        """What this instance answers for (has announced by events), parents before their children."""
+    def find(self, spec: PoolSpec, key: bytes) -> BlockMeta | None:
+        """A block that this instance answers for (has announced by events)."""
 
     async def leading(self, spec: PoolSpec, keys: Sequence[bytes]) -> int:
         """How many leading blocks of this piece of a chain can probably be read. G4 asks its store, so also others' blocks

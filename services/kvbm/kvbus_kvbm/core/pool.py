@@ -252,6 +252,10 @@ class Pool:
         """All present blocks, parents before their children."""
         return chains_of(block for block in self._root.subtree()[1:] if block.state is State.PRESENT)
 
+    def keys(self) -> list[bytes]:
+        """Of all blocks, also of those that are not present yet."""
+        return list(self._blocks)
+
     def usage(self) -> PoolUsage:
         return PoolUsage(
             slots=self.slots,

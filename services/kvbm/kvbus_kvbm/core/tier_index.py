@@ -17,6 +17,9 @@ class TierIndex:
     def __len__(self) -> int:
         return len(self._parents)
 
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._parents)
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._parents
 

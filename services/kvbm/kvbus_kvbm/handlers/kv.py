@@ -50,6 +50,10 @@ REQUESTS: tuple[type[Message], ...] = (
 
 
 _LISTING_S = 60.0
+_AT_ONCE = 2000
+"""Blocks looked at before others get their turn: a tier may have hundreds of thousands."""
+
+_Entry = tuple[bytes, PoolSpec]
 
 
 class _Listing(NamedTuple):
@@ -57,7 +61,7 @@ class _Listing(NamedTuple):
 
     model: str
     tier: str
-    blocks: list[tuple[PoolSpec, BlockMeta]]
+    entries: list[_Entry]
     taken_s: float
 
 
@@ -103,7 +107,7 @@ class KvRequests:
         """Raise KvbmError."""
         match request:
             case DescribeTiers():
-                return self._describe()
+                return await self._describe()
             case ListBlocks():
                 metas, after = self._page(request.model, request.tier, request.after, request.limit)
                 return ListedBlocks(tuple(self._state(request.tier, meta, spec) for spec, meta in metas), after)
@@ -117,8 +121,8 @@ class KvRequests:
             case WarmBlocks():
                 return await self._warm(request)
 
-    def _describe(self) -> DescribedTiers:
-        tiers = [self._describe_g2(), *(self._describe_lower(edge) for edge in self._tiers.edges)]
+    async def _describe(self) -> DescribedTiers:
+        tiers = [self._describe_g2(), *[await self._describe_lower(edge) for edge in self._tiers.edges]]
         return DescribedTiers(
             instance_id=self._instance_id, host_id=self._host_id, tiers=tuple(tiers), g4_store=self._g4_store
         )
@@ -138,10 +142,14 @@ class KvRequests:
             refused=sum(each.refused for each in counters),
             corrupt=sum(each.corrupt for each in counters),
             evictions={kind: count for kind, count in evictions.items() if count},
-            holdings=tuple(self._holding(pool.spec, self._g2_metas(pool)) for pool in pools),
+            holdings=tuple(
+                _holding(pool.spec, pool.pool.usage().present, pool.pool.usage().retained) for pool in pools
+            ),
         )
 
-    def _describe_lower(self, edge: Edge) -> TierState:
+    async def _describe_lower(self, edge: Edge) -> TierState:
+        held = {spec: list(index) for spec, index in self._tiers.specs(edge.tier.name) if len(index)}
+        holdings = [_holding(spec, len(keys), await self._pinned(edge, spec, keys)) for spec, keys in held.items()]
         usage, counters = edge.tier.usage(), edge.tier.counters
         return TierState(
             tier=edge.tier.name,
@@ -156,30 +164,27 @@ class KvRequests:
             corrupt=counters.corrupt,
             failures=counters.failures,
             evictions=dict(counters.evictions),
-            holdings=tuple(
-                self._holding(spec, edge.tier.blocks(spec))
-                for spec, index in self._tiers.specs(edge.tier.name)
-                if len(index)
-            ),
+            holdings=tuple(holdings),
         )
 
-    def _holding(self, spec: PoolSpec, metas: Sequence[BlockMeta]) -> TierHolding:
-        now_s = self._clock()
-        pinned = sum(effective(meta.directive, now_s).kind == "pinned" for meta in metas)
-        return TierHolding(spec.model, spec.kv_layout, spec.block_bytes, spec.block_size, len(metas), pinned)
+    async def _pinned(self, edge: Edge, spec: PoolSpec, keys: Sequence[bytes]) -> int:
+        count = 0
+        for start in range(0, len(keys), _AT_ONCE):
+            now_s = self._clock()
+            found = [edge.tier.find(spec, key) for key in keys[start : start + _AT_ONCE]]
+            count += sum(meta is not None and effective(meta.directive, now_s).kind == "pinned" for meta in found)
+            await asyncio.sleep(0)
+        return count
 
     def _inspect(self, request: InspectBlocks) -> ListedBlocks:
         keys = self._keys(request.keys, self._max_blocks)
-        wanted = set(keys)
         states: list[BlockState] = []
         for tier in (TIER, *(edge.tier.name for edge in self._tiers.edges)):
-            found = {
-                meta.key: self._state(tier, meta, spec)
-                for spec, metas in self._metas(request.model, tier)
-                for meta in metas
-                if meta.key in wanted
-            }
-            states += [found[key] for key in keys if key in found]
+            specs = self._specs(request.model, tier)
+            for key in keys:
+                # Of several layouts that have it the last one.
+                found = [(spec, meta) for spec in specs if (meta := self._find(tier, spec, key)) is not None]
+                states += [self._state(tier, meta, spec) for spec, meta in found[-1:]]
         return ListedBlocks(tuple(states))
 
     async def _verify(self, request: VerifyBlocks) -> VerifiedBlocks:
@@ -253,9 +258,7 @@ class KvRequests:
                 best = WarmedBlocks(present=present, coming=coming)
         return best
 
-    def _page(
-        self, model: str, tier: str, after: bytes, limit: int
-    ) -> tuple[Sequence[tuple[PoolSpec, BlockMeta]], bytes]:
+    def _page(self, model: str, tier: str, after: bytes, limit: int) -> tuple[list[tuple[PoolSpec, BlockMeta]], bytes]:
         """The next blocks in the order of their keys, of what was there at the first page: to look at everything for each page
         would cost whoever scrubs a large tier hours."""
         limit = min(limit, self._max_blocks)
@@ -264,12 +267,12 @@ class KvRequests:
         listing = self._listing
         is_same = listing is not None and (listing.model, listing.tier) == (model, tier)
         if listing is None or not after or not is_same or listing.taken_s + _LISTING_S < self._clock():
-            found = [(spec, meta) for spec, metas in self._metas(model, tier) for meta in metas]
-            listing = _Listing(model, tier, sorted(found, key=_by_key), self._clock())
+            entries = [(key, spec) for spec in self._specs(model, tier) for key in self._keys_in(tier, spec)]
+            listing = _Listing(model, tier, sorted(entries, key=_key_of), self._clock())
             asyncio.get_running_loop().call_later(_LISTING_S, self._forget, listing)
-        page, after = page_of(listing.blocks, after, limit)
+        page, after = page_of(listing.entries, after, limit)
         self._listing = listing if after else None
-        return page, after
+        return [(spec, meta) for key, spec in page if (meta := self._find(tier, spec, key)) is not None], after
 
     def _forget(self, listing: _Listing) -> None:
         """Nobody may ask for the rest of it: it holds as much as the tier has blocks."""
@@ -283,20 +286,22 @@ class KvRequests:
         self._edge(tier)
         return [spec for spec, _ in self._tiers.specs(tier) if spec.model == model]
 
-    def _metas(self, model: str, tier: str) -> list[tuple[PoolSpec, Sequence[BlockMeta]]]:
-        """Raise InvalidRequest for a tier that there is not."""
-        if tier == TIER:
-            return [(pool.spec, self._g2_metas(pool)) for pool in self._pools.of_model(model)]
-        edge = self._edge(tier)
-        return [(spec, edge.tier.blocks(spec)) for spec in self._specs_below(model, tier)]
-
     def _specs_below(self, model: str, tier: str) -> list[PoolSpec]:
         """Raise InvalidRequest for a tier that there is not."""
         return [spec for spec, _ in self._tiers.specs(self._edge(tier).tier.name) if spec.model == model]
 
-    def _g2_metas(self, pool: OpenPool) -> list[BlockMeta]:
-        keys = (key for chain in pool.pool.chains() for key in unpack_keys(chain.keys))
-        return [meta_of(block) for block in _present(pool.pool.find(key) for key in keys)]
+    def _keys_in(self, tier: str, spec: PoolSpec) -> Iterable[bytes]:
+        if tier != TIER:
+            return self._tiers.index(tier, spec)
+        pool = self._pools.find(spec)
+        return () if pool is None else pool.pool.keys()
+
+    def _find(self, tier: str, spec: PoolSpec, key: bytes) -> BlockMeta | None:
+        if tier != TIER:
+            return self._edge(tier).tier.find(spec, key)
+        pool = self._pools.find(spec)
+        block = None if pool is None else pool.pool.find(key)
+        return meta_of(block) if block is not None and block.state is State.PRESENT else None
 
     def _edge(self, tier: str) -> Edge:
         for edge in self._tiers.edges:
@@ -329,21 +334,19 @@ class KvRequests:
         )
 
 
-def page_of(
-    blocks: Sequence[tuple[PoolSpec, BlockMeta]], after: bytes, limit: int
-) -> tuple[Sequence[tuple[PoolSpec, BlockMeta]], bytes]:
-    """The next ``limit`` blocks of those in the order of their keys, and where the page after it begins (empty: there is none).
-    Blocks of the same key, which different layouts have, come together, if need be beyond the limit."""
-    start = bisect_right(blocks, after, key=_by_key)
+def page_of(entries: Sequence[_Entry], after: bytes, limit: int) -> tuple[Sequence[_Entry], bytes]:
+    """The next ``limit`` of those in the order of their keys, and where the page after it begins (empty: there is none). Equal
+    keys, which different layouts have, come together, if need be beyond the limit."""
+    start = bisect_right(entries, after, key=_key_of)
     end = start + limit
-    if end < len(blocks):
-        end = bisect_right(blocks, _by_key(blocks[end - 1]), key=_by_key)
-    return blocks[start:end], _by_key(blocks[end - 1]) if end < len(blocks) else b""
+    if end < len(entries):
+        end = bisect_right(entries, _key_of(entries[end - 1]), key=_key_of)
+    return entries[start:end], _key_of(entries[end - 1]) if end < len(entries) else b""
 
 
-def _by_key(entry: tuple[PoolSpec, BlockMeta]) -> bytes:
-    return entry[1].key
+def _key_of(entry: _Entry) -> bytes:
+    return entry[0]
 
 
-def _present(blocks: Iterable[Block | None]) -> Iterable[Block]:
-    return (block for block in blocks if block is not None and block.state is State.PRESENT)
+def _holding(spec: PoolSpec, blocks: int, pinned: int) -> TierHolding:
+    return TierHolding(spec.model, spec.kv_layout, spec.block_bytes, spec.block_size, blocks, pinned)

@@ -92,8 +92,9 @@ class ClusterTier:
                 await self._write_down()
         await self._state.store.close()
 
-    def blocks(self, spec: PoolSpec) -> Sequence[BlockMeta]:
-        return [block.meta for block in self._state.index.told(spec)]
+    def find(self, spec: PoolSpec, key: bytes) -> BlockMeta | None:
+        block = self._state.index.find(spec, key)
+        return block.meta if block is not None and block.told else None
 
     async def leading(self, spec: PoolSpec, keys: Sequence[bytes]) -> int:
         return await self._reads.leading(spec, keys)

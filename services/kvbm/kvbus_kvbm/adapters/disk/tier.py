@@ -101,9 +101,10 @@ class DiskTier:
         self._reads.stop()
         self._writes.stop()
 
-    def blocks(self, spec: PoolSpec) -> Sequence[BlockMeta]:
+    def find(self, spec: PoolSpec, key: bytes) -> BlockMeta | None:
         shelf = self._shelves.find(spec)
-        return [] if shelf is None else [block.meta for block in shelf.present()]
+        block = None if shelf is None else shelf.find(key)
+        return block.meta if block is not None and block.present else None
 
     async def leading(self, spec: PoolSpec, keys: Sequence[bytes]) -> int:
         shelf = self._shelves.find(spec)
