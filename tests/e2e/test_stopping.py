@@ -1,8 +1,12 @@
 """How a system ends: asked, forced, and when one of its processes dies."""
 
+import json
 import os
 import signal
+import socket
+import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from kvbus_testkit.timing import eventually_sync
 from kvbus_testkit.up import KvbusUp, is_alive
@@ -25,6 +29,30 @@ def test_ctrl_c_ends_everything_and_leaves_nothing_behind(start_system: StartSys
     assert [process.exit_status for process in system.status.processes if process.service != "nats"] == [0] * 6
     assert list(system.arena_dir.iterdir()) == []
     assert (system.status.state, system.status.exit_status) == ("stopped", 0)
+
+
+def test_open_streams_end_with_one_error_and_a_client_that_reads_nothing_is_cut_off(start_system: StartSystem) -> None:
+    system = start_system("--mock-speedup", "1")
+    fields = {"model": system.model, "messages": QUESTION, "ignore_eos": True, "max_tokens": 1900, "stream": True}
+    body = json.dumps({**fields, "n": 8, "logprobs": True, "top_logprobs": 20}).encode()
+    with socket.socket() as silent, ThreadPoolExecutor(4) as threads:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.connect(("127.0.0.1", system.port))
+        silent.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: kvbus\r\nContent-Type: application/json\r\n")
+        silent.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        streams = [threads.submit(system.stream, QUESTION, max_tokens=1900, ignore_eos=True) for _ in range(4)]
+        eventually_sync(lambda: in_flight(system) == 5, what="five streams")
+        system.interrupt()
+        assert system.wait() == 0, system.output
+        chunks = [stream.result().chunks for stream in streams]
+    assert [[chunk["error"]["code"] for chunk in each if "error" in chunk] for each in chunks] == [["draining"]] * 4
+    assert all("error" in each[-1] for each in chunks)
+
+
+def in_flight(system: KvbusUp) -> int:
+    with urllib.request.urlopen(f"{system.url}/metrics") as page:  # noqa: S310
+        lines = page.read().decode().splitlines()
+    return int(float(next(line.split()[-1] for line in lines if line.startswith("kvbus_frontend_requests_in_flight"))))
 
 
 def test_a_second_signal_kills_what_is_left(start_system: StartSystem) -> None:

@@ -39,11 +39,15 @@ EXIT_STOPPED = 0
 EXIT_CRASHED = 1
 EXIT_FORCED = 3
 
-CANCELLED_DRAIN_S = 5.0
+CANCELLED_DRAIN_S = 4.0
 """After the drain deadline: time for the app to give every request its terminal event."""
-CLOSE_S = 10.0
+CLOSE_S = 8.0
 FORCED_EXIT_S = 5.0
 FAREWELL_S = 2.0
+LAST_S = 5.0
+"""For the connections of the bus and the health server, which have bounds of their own."""
+LONGEST_END_S = CANCELLED_DRAIN_S + CLOSE_S + 2 * FAREWELL_S + LAST_S
+"""What ends later than this after its drain deadline hangs: whoever ends it may kill it."""
 
 S = TypeVar("S", bound=CommonSettings)
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -36,7 +37,7 @@ from kvbus_runtime.objects import ObjectStore
 from kvbus_runtime.service import Service
 from kvbus_runtime.streams.receiver import StepReceiver
 
-ENDED_S = 3.0
+ENDED_S = 2.0
 """After the drain deadline: time to write the terminal errors to the clients."""
 
 
@@ -75,8 +76,9 @@ class Frontend:
             await self._api.wait_idle()
         except asyncio.CancelledError:
             self._api.end_all(reason)
-            async with asyncio.timeout(ENDED_S):
-                await self._api.wait_idle()
+            with suppress(TimeoutError):  # of clients that read nothing: `close` cuts them off
+                async with asyncio.timeout(ENDED_S):
+                    await self._api.wait_idle()
             raise
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from kvbus_cli.up.command import options_of, parser
-from kvbus_cli.up.plan import STOP_ORDER, UpOptions, ends_everything, plan, stop_stages
+from kvbus_cli.up.plan import STOP_ORDER, UpOptions, ends_everything, longest_drain_s, plan, stop_stages
 
 
 @pytest.fixture
@@ -103,3 +103,16 @@ def test_a_dead_worker_ends_the_system_only_when_it_was_the_last_one() -> None:
 def test_with_keep_going_only_the_bus_is_indispensable() -> None:
     assert not ends_everything("router", 0, keep_going=True)
     assert ends_everything("nats", 0, keep_going=True)
+
+
+def test_nothing_is_killed_before_the_longest_drain_of_any_process_is_over() -> None:
+    options = UpOptions(
+        drain_timeout_s=3.0,
+        overrides=(
+            ("frontend", "drain_timeout_s", "30"),
+            ("worker", "drain-timeout-s", "x"),
+            ("kvbm", "g2_bytes", "99"),
+        ),
+    )
+    assert longest_drain_s(options) == 30.0
+    assert longest_drain_s(UpOptions(drain_timeout_s=3.0)) == 3.0

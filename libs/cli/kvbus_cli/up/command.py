@@ -17,12 +17,13 @@ from rich.console import Console
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_model
 from kvbus_cli.paths import state_root
 from kvbus_cli.up.console import TerminalReporter
-from kvbus_cli.up.plan import SERVICES, ProcessSpec, UpOptions, plan
+from kvbus_cli.up.plan import SERVICES, ProcessSpec, UpOptions, longest_drain_s, plan
 from kvbus_cli.up.ports import free_port_picker, is_free
 from kvbus_cli.up.state_dir import StateDirInUse, StateDirUnusable, locked
 from kvbus_cli.up.status import StatusFile
 from kvbus_cli.up.system import System
 from kvbus_runtime.nats_server import NatsServerNotFound
+from kvbus_runtime.service import LONGEST_END_S
 
 _ENGINES = "kvbus.engines"
 BUS_TIMEOUT_S = 5.0
@@ -166,7 +167,7 @@ def parser() -> argparse.ArgumentParser:
         "--drain-timeout-s",
         type=float,
         default=defaults.drain_timeout_s,
-        help="how long requests may finish at the end (10)",
+        help=f"how long requests may finish at the end ({defaults.drain_timeout_s:g})",
     )
     up.add_argument("--ready-timeout-s", type=float, default=900.0, help="how long the start may take (900)")
     up.add_argument(
@@ -296,7 +297,7 @@ async def _run(arguments: argparse.Namespace, options: UpOptions, state_dir: Pat
         reporter=TerminalReporter(console),
         status_file=StatusFile(arguments.json_status),
         ready_timeout_s=arguments.ready_timeout_s,
-        stop_grace_s=options.drain_timeout_s + 5.0,
+        stop_grace_s=longest_drain_s(options) + LONGEST_END_S,
         keep_going=arguments.keep_going,
     )
     _handle_signals(system)

@@ -25,7 +25,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int | None = None
     namespace: str = "default"
     log_level: str = "info"
-    drain_timeout_s: float = 10.0
+    drain_timeout_s: float = 3.0
     overrides: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -106,6 +106,13 @@ def _own_arguments(options: UpOptions, service: str) -> list[str]:
 def _environment(options: UpOptions, service: str) -> dict[str, str]:
     # Engines of one machine that each start a thread per core wait for each other more than they compute: one thread per worker.
     return {"OMP_NUM_THREADS": "1"} if service == "worker" and options.engine == "torch" and options.workers > 1 else {}
+
+
+def longest_drain_s(options: UpOptions) -> float:
+    """How long any of the processes may go on with what is in flight. Values that are no numbers are the services' to refuse."""
+    own = [value for _, name, value in options.overrides if name.replace("-", "_") == "drain_timeout_s"]
+    numbers = [float(value) for value in own if value.replace(".", "", 1).isdigit()]
+    return max(options.drain_timeout_s, *numbers, 0.0)
 
 
 def stop_stages(groups: Sequence[str]) -> list[str]:

@@ -16,6 +16,9 @@ from kvbus_runtime.metrics import Metrics
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+SHUTDOWN_S = 1.0
+"""For handlers to finish, and again for cancelled ones. Generation requests are over by then, or have had their time."""
+
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
@@ -93,7 +96,7 @@ class HttpServer:
             access_log=None,
             handler_cancellation=True,
             auto_decompress=False,
-            shutdown_timeout=2.0,
+            shutdown_timeout=SHUTDOWN_S,
         )
         self.url = ""
 

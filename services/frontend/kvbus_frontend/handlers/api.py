@@ -110,6 +110,7 @@ class Api:
         self._log = log
         self._runs: set[RequestRun] = set()
         self._left = asyncio.Event()
+        self._end: ApiError | None = None
 
     # one request
 
@@ -252,6 +253,8 @@ class Api:
             ticket.first_token_s = round(time.perf_counter() - ticket.started, 4)
             self.meters.first_token.observe(ticket.first_token_s)
 
+        if self._end is not None:
+            raise self._end
         leaders = {i: [c for c in choices if c.leader == i] for i in dict.fromkeys(choice.leader for choice in choices)}
         for leader in leaders:
             self.speculator.give_way(choices[leader].job)
@@ -342,9 +345,10 @@ class Api:
             await self._left.wait()
 
     def end_all(self, reason: str) -> None:
-        """Every request in flight gets its terminal error."""
+        """Every request in flight gets its terminal error; so does what is still being prepared, before it runs."""
+        self._end = ApiError(503, f"The server is shutting down: {reason}.", code="draining")
         for run in self._runs:
-            run.end(ApiError(503, f"The server is shutting down: {reason}.", code="draining"))
+            run.end(self._end)
 
 
 def json_response(body: msgspec.Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -24,6 +24,8 @@ from kvbus_runtime.metrics import Metrics
 
 CREATE = "response.create"
 PING_S = 30.0
+CLOSE_S = 1.0
+"""For the close frame of a client that is told to go; one that says nothing is cut off."""
 
 
 class _Frame(msgspec.Struct):
@@ -39,7 +41,7 @@ class SocketHandler:
 
     async def get(self, http_request: web.Request) -> web.StreamResponse:
         settings = self._api.settings
-        socket = web.WebSocketResponse(max_msg_size=settings.max_body_bytes, heartbeat=PING_S)
+        socket = web.WebSocketResponse(timeout=CLOSE_S, max_msg_size=settings.max_body_bytes, heartbeat=PING_S)
         if not socket.can_prepare(http_request):
             headers = {"Upgrade": "websocket"}
             raise ApiError(426, "GET is for WebSockets here; use POST.", code="upgrade_required", headers=headers)
@@ -58,8 +60,8 @@ class SocketHandler:
 
     async def close(self) -> None:
         """The server stops."""
-        for socket in list(self._open):
-            await socket.close(code=1001, message=b"the server is shutting down")
+        farewells = [socket.close(code=1001, message=b"the server is shutting down") for socket in self._open]
+        await asyncio.gather(*farewells, return_exceptions=True)
 
 
 class _Connection:
