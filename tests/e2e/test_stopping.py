@@ -78,14 +78,15 @@ def test_a_dead_worker_is_reported_and_the_others_go_on(start_system: StartSyste
     assert system.wait() == 0, system.output
 
 
-def test_a_dead_router_ends_the_system_with_its_last_log_lines(start_system: StartSystem) -> None:
+def test_a_dead_router_ends_the_system_and_its_log_is_named(start_system: StartSystem) -> None:
     system = start_system()
     pids = system.pids()
     os.kill(system.processes("router")[0].pid, signal.SIGKILL)
     assert system.wait() == 1
     assert nothing_is_left(pids)
     assert "router" in system.output
-    assert "last log lines" in system.output
+    assert "killed by SIGKILL" in system.output
+    assert "router.log" in system.output
 
 
 def test_nothing_outlives_a_killed_up(start_system: StartSystem) -> None:
@@ -115,6 +116,7 @@ def test_a_service_that_cannot_start_is_reported(start_system: StartSystem) -> N
     assert system.wait() == 1
     assert "router" in system.output
     assert "nonsense" in system.output
+    assert '{"' not in system.output  # no raw log
 
 
 def test_a_setting_that_its_service_refuses_ends_the_start_with_status_2(start_system: StartSystem) -> None:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvbus_cli.running import bus_hint
 from kvbus_runtime.bus import Bus, open_bus
 from kvbus_runtime.discovery import Directory
 from kvbus_runtime.errors import BusUnreachable, RequestFailed, UnsupportedServer
@@ -47,6 +48,8 @@ def run(settings: CommonSettings, service: str, ask: Callable[[Bus], Coroutine[A
         cause = first_cause(problem)
         if isinstance(cause, RequestFailed) and cause.code is ErrorCode.UNAVAILABLE:
             raise NotAnswered(f"no {service} answers in the namespace {settings.namespace!r}") from problem
+        if isinstance(cause, BusUnreachable) and not cause.refused:
+            raise NotAnswered(f"{cause}{bus_hint(settings)}") from problem
         if isinstance(cause, (BusUnreachable, NotAnswered, RequestFailed, UnsupportedServer)):
             raise NotAnswered(str(cause)) from problem
         raise

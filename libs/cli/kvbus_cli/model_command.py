@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from kvbus_cli.paths import models_dir
+from kvbus_runtime.arguments import ArgumentParser
 
 DEFAULT_MODEL = "smollm2"
 
@@ -36,7 +37,7 @@ MODELS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus model",
         description="Models that kvbus can prepare by itself, kept in ~/.cache/kvbus/models (KVBUS_CACHE_DIR: another folder).",
     )

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbus_cli.paths import state_root
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_runtime.nats_server import NatsServerNotFound, ServerConfig, command, find_nats_server
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus nats",
         description="Run the embedded nats-server (JetStream on, payload limit raised) in the foreground.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -1,10 +1,10 @@
 """`kvbus version`: what to name in a bug report."""
 
-import argparse
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_runtime.nats_server import NatsServerNotFound, find_nats_server, server_version
 
 _PACKAGES = ("nats-py", "msgspec", "uvloop", "aiohttp", "tokenizers", "fastokens", "torch")
@@ -26,7 +26,7 @@ def _nats_server() -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    argparse.ArgumentParser(prog="kvbus version", description="Print versions.").parse_args(argv)
+    ArgumentParser(prog="kvbus version", description="Print versions.").parse_args(argv)
     print(f"kvbus {_version_of('kvbus')}")
     print(f"python {platform.python_version()} on {platform.platform()}")
     print(f"nats-server {_nats_server()}")

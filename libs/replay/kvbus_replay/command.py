@@ -25,6 +25,7 @@ from kvbus_replay.trace.mooncake import BLOCK_TOKENS
 from kvbus_replay.trace.reading import read_trace
 from kvbus_router.adapters.policies import make_policy
 from kvbus_router.core.policies import RoutingPolicy
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_runtime.settings import BadSettings
 from kvbus_worker.engines.mock.timing import TimingModel
 
@@ -174,7 +175,7 @@ def _shape(arguments: argparse.Namespace, trace: Trace) -> ClusterShape:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus replay",
         formatter_class=Help,
         description="Replay a trace of agent sessions, or a Mooncake trace, on a simulated cluster: the real cores of router, "

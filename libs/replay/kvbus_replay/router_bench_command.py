@@ -32,6 +32,7 @@ from kvbus_replay.simulation.herding import Herding, Scene
 from kvbus_router.core.dispatcher import Dispatcher, Placed
 from kvbus_router.core.limits import Limits, Weights
 from kvbus_router.core.policies import KvPolicy
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_wire.indexer import Match
 from kvbus_wire.request import SessionRef
 from kvbus_wire.router import RouteRequest
@@ -54,7 +55,7 @@ class Figures(msgspec.Struct):
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus bench router",
         description="Measure what a placement costs and how evenly replicas spread requests.",
         epilog=(__doc__ or "").partition("\n\n")[2],

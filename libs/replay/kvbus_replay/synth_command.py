@@ -13,6 +13,7 @@ import msgspec
 from kvbus_replay.help import Help
 from kvbus_replay.trace.agent_format import CallLine, encode_line
 from kvbus_replay.trace.synth import Shape, synthesize
+from kvbus_runtime.arguments import ArgumentParser
 
 HELP = {
     "sessions": "how many sessions begin",
@@ -73,7 +74,7 @@ def _output(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus trace synth",
         formatter_class=Help,
         description="Make up agent sessions: growing prompts, tool pauses, sub-agents, compaction, shared system prompts.",

@@ -5,6 +5,7 @@ nobody can see. Here every connection is a new client; whoever is up in `on_up` 
 """
 
 import asyncio
+import os
 import random
 import ssl
 from collections.abc import Awaitable, Callable
@@ -72,7 +73,7 @@ def _tls_context(settings: CommonSettings) -> ssl.SSLContext:
 
 
 def without_secrets(url: str) -> str:
-    parts = urlsplit(url)
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
     return f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}"
 
 
@@ -191,7 +192,9 @@ class Link:
 
     def _explain(self, problem: Exception) -> str:
         cause = self._problem if isinstance(problem, nats.errors.NoServersError) and self._problem else problem
-        return str(cause) or type(cause).__name__
+        if isinstance(cause, OSError) and (cause.errno or 0) > 0:  # asyncio's own text is for programmers
+            return os.strerror(cause.errno or 0)
+        return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or type(cause).__name__
 
     def _report(self, url: str, reason: str) -> None:
         """Log a failed attempt, the same failure at most each 30 s."""

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from kvbus_runtime.arguments import ArgumentParser, complaint
+
 SERVICES = ("frontend", "router", "indexer", "worker", "kvbm")
 OTHER_PREFIXES = ("up", "cli", "chat", "bench", "events", "cache", "test", "replay")
 """Variables of other programs of this distribution, ignored by the services like those of other services."""
@@ -109,6 +111,7 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 S = TypeVar("S", bound=CommonSettings)
+CHECK = "check-config"
 
 
 class BadSettings(Exception):
@@ -195,6 +198,8 @@ def parse_settings(
     _refuse_unknown_options(parser.prog, sys.argv[1:] if argv is None else argv, specs.values())
     given = vars(parser.parse_args(argv))
     verb = given.pop("verb")
+    if verb not in (None, CHECK):
+        _fail(parser.prog, f"unexpected argument {verb!r}: besides options there is only {CHECK}")
     try:
         config_file = given.pop("config", None) or environ.get("KVBUS_CONFIG", "")
         values = _from_file(Path(config_file), specs, service) if config_file else {}
@@ -203,7 +208,7 @@ def parse_settings(
         settings = _build(cls, values)
     except BadSettings as problem:
         _fail(parser.prog, str(problem))
-    if verb == "check-config":
+    if verb == CHECK:
         sys.stdout.write(render(settings, service))
         raise SystemExit(0)
     return settings
@@ -224,20 +229,18 @@ def _refuse_unknown_options(prog: str, argv: Sequence[str], specs: Iterable[Spec
 
 
 def _fail(prog: str, message: str) -> NoReturn:
-    sys.stderr.write(f"{prog}: error: {message}\n")
+    sys.stderr.write(complaint(prog, message))
     raise SystemExit(EXIT_BAD_CONFIG)
 
 
 def _parser(specs: Mapping[str, Spec], service: str, description: str, prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=prog,
         description=description,
         epilog="Precedence: flags, environment, configuration file, defaults. Exit status 2: bad configuration.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "verb", nargs="?", choices=["check-config"], help="check-config prints the effective settings and exits"
-    )
+    parser.add_argument("verb", nargs="?", metavar=CHECK, help=f"{CHECK} prints the effective settings and exits")
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings (env KVBUS_CONFIG)"
     )

@@ -1,14 +1,19 @@
 """What `kvbus kv` makes of the answers."""
 
+from typing import cast
+
 import pytest
 
-from kvbus_cli.kv.asking import Chain, ChainSettings
+from kvbus_cli.asking import NotAnswered
+from kvbus_cli.kv.asking import Chain, ChainSettings, Kvbm, of_model
 from kvbus_cli.kv.evict import EvictSettings
 from kvbus_cli.kv.inspect import standing
 from kvbus_cli.kv.ls import MOST_BLOCKS, LsSettings
 from kvbus_cli.kv.tables import block_lines, size, tiers_tables
 from kvbus_cli.prompt.request_file import BadRequestFile
-from kvbus_wire.kv_tools import BlockState, DescribedTiers, TierState
+from kvbus_runtime.bus import Bus
+from kvbus_wire.kv_tools import BlockState, DescribedTiers, DescribeTiers, TierHolding, TierState
+from kvbus_wire.records import InstanceRecord, ModelCard, WorkerRecord
 
 KEYS = [bytes([i]) * 16 for i in range(5)]
 
@@ -69,3 +74,46 @@ def test_a_tier_that_is_bypassed_is_marked() -> None:
 def test_a_list_has_an_end(limit: int) -> None:
     with pytest.raises(ValueError, match="limit must be from 1 to 1,000,000"):
         LsSettings(limit=limit)
+
+
+def test_a_key_that_is_none_is_named() -> None:
+    with pytest.raises(BadRequestFile, match="'zz' is no key: one has 32 hexadecimal digits"):
+        ChainSettings(model="m", keys=("ab" * 16, "zz")).chain()
+
+
+class _OneKvbm:
+    """A bus with one kvbm, which holds blocks of the model `old`."""
+
+    class Subjects:
+        def control(self, instance_id: str) -> str:
+            return instance_id
+
+    class Settings:
+        namespace = "n"
+
+    subjects, settings = Subjects(), Settings()
+
+    async def request(self, subject: str, question: object, reply: object, *, timeout_s: float) -> DescribedTiers:
+        assert isinstance(question, DescribeTiers)
+        holding = TierHolding(model="old", kv_layout="", block_size=16, block_bytes=1, blocks=1)
+        return DescribedTiers("k", "h", tiers=(TierState("g2", 1, 1, 1, holdings=(holding,)),))
+
+
+async def test_a_model_that_nobody_knows_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def registered(bus: object, *services: str) -> list[InstanceRecord]:
+        card = ModelCard(name="new", fingerprint="", block_size=16, context_length=1, bundle="", kv_layout="")
+        worker = WorkerRecord(card, "mock", 1, 1, 1, 1.0, 1.0)
+        both = {
+            "kvbm": InstanceRecord("kvbm", "k", 1, "h", "", 1),
+            "worker": InstanceRecord("worker", "w", 1, "h", "", 1, worker=worker),
+        }
+        return [both[service] for service in services]
+
+    async def name_of(kvbm: Kvbm) -> str:
+        return kvbm.instance_id
+
+    monkeypatch.setattr("kvbus_cli.kv.asking.instances", registered)
+    bus = cast("Bus", _OneKvbm())
+    with pytest.raises(NotAnswered, match="no model 'nope' is known: there is new, old"):
+        await of_model(bus, "", "nope", name_of)
+    assert [await of_model(bus, "", known, name_of) for known in ("old", "new")] == [["k"], ["k"]]

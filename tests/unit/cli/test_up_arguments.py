@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbus_cli.up.command import main
+from kvbus_cli.up.command import main, options_of, parser, refused_setting, services_to_check
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -13,7 +13,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     except SystemExit as end:
         status = int(str(end.code))
     assert status == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
+    return capsys.readouterr().err.strip().splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,15 @@ def test_a_setting_that_its_service_refuses_is_told_before_anything_starts(
 ) -> None:
     assert named in refusal(capsys, "--set", setting, "--http-port", "20001", "--state-dir", str(tmp_path / "state"))
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("flags", [("--mock-speedup", "0"), ("--log-level", "loud"), ("--drain-timeout-s", "-1")])
+def test_what_a_service_would_refuse_is_refused_before_anything_starts(flags: tuple[str, str]) -> None:
+    options = options_of(parser().parse_args(["--engine", "mock", *flags]), ".")
+    refusal = refused_setting(options, services_to_check(options, parser().parse_args([])))
+    assert flags[0].strip("-").replace("-", "_") in refusal
+
+
+def test_the_usual_settings_need_no_check() -> None:
+    usual = parser().parse_args([])
+    assert services_to_check(options_of(usual, "."), usual) == set()

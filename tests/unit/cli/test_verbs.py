@@ -130,3 +130,31 @@ def test_an_override_names_service_setting_and_value() -> None:
 def test_a_malformed_override_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         _override(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up", "--workers", "x"],
+        ["chat", "--bogus"],
+        ["replay"],
+        ["kv", "ls", "bogus"],
+        ["prompt", "diff"],
+        ["worker", "bogus"],
+        ["worker", "--bogus"],
+        ["events", "--tier", "g9"],
+    ],
+)
+def test_a_mistake_is_one_line_and_a_hint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert ": error: " in error
+    assert "--help" in hint
+
+
+def test_an_argument_that_a_service_does_not_take_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["worker", "bogus"])
+    assert "unexpected argument 'bogus': besides options there is only check-config" in capsys.readouterr().err

@@ -45,6 +45,7 @@ from kvbus_cli.bench.agent_session import prose
 from kvbus_cli.bench.prompt_scenes import SCENES, Scene, Texts
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_folder
 from kvbus_parsers import open_parser
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_tokenizers import (
     ModelBundle,
     PromptCache,
@@ -135,7 +136,7 @@ class FrontendFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus bench frontend",
         description="Measure tokenizing and keying of prompts against plain HF tokenizing, and parsing of output.",
         epilog=(__doc__ or "").partition("\n\n")[2],

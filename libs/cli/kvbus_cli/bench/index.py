@@ -43,6 +43,7 @@ from kvbus_blocks.index import Owner, PrefixIndex
 from kvbus_blocks.keys import KEY_BYTES, ShortKeys
 from kvbus_cli.bench.index_load import DEPTH, WORKERS, Chain, MixedLoad, distinct_chains, owner
 from kvbus_cli.proc import rss_bytes
+from kvbus_runtime.arguments import ArgumentParser
 
 Figures = dict[str, float | int | str]
 Match = Callable[[ShortKeys], object]
@@ -52,7 +53,7 @@ WARM_UP = 200
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus bench index",
         description="Measure storing, matching and memory of the prefix index.",
         epilog=(__doc__ or "").partition("\n\n")[2],

@@ -35,6 +35,7 @@ from kvbus_cli.up.embedded_nats import start_nats
 from kvbus_cli.up.plan import STOP_ORDER, ProcessSpec
 from kvbus_cli.up.ports import free_port_picker
 from kvbus_cli.up.processes import ProcessSet
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.log import configure
 from kvbus_runtime.nats_server import NatsServerNotFound
@@ -82,7 +83,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus bench kvbm",
         description="Measure onboarding from host memory and disk, and what write-through costs decoding.",
         epilog=(__doc__ or "").partition("\n\n")[2],

@@ -53,6 +53,7 @@ from kvbus_cli.up.embedded_nats import start_nats
 from kvbus_cli.up.plan import STOP_ORDER, ProcessSpec, UpOptions, plan
 from kvbus_cli.up.ports import free_port_picker
 from kvbus_cli.up.processes import ProcessSet
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_runtime.nats_server import NatsServerNotFound
 from kvbus_tokenizers import TokenizerError
 
@@ -106,7 +107,7 @@ class StabilityFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus bench prefix-stability",
         description="Measure what a change at the beginning of a long prompt costs, and that stripping makes up for it.",
         epilog=(__doc__ or "").partition("\n\n")[2],

@@ -51,6 +51,7 @@ from kvbus_cli.up.embedded_nats import start_nats
 from kvbus_cli.up.plan import STOP_ORDER, UpOptions, plan
 from kvbus_cli.up.ports import free_port_picker
 from kvbus_cli.up.processes import ProcessSet
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_runtime.nats_server import NatsServerNotFound
 from kvbus_tokenizers import TokenizerError
 
@@ -130,7 +131,7 @@ class ResumeFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus bench resume",
         description="Measure the first token of a session that was idle under memory pressure.",
         epilog=(__doc__ or "").partition("\n\n")[2],

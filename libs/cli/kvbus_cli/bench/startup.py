@@ -34,6 +34,7 @@ from kvbus_cli.up.embedded_nats import start_nats
 from kvbus_cli.up.plan import STOP_ORDER, UpOptions, plan
 from kvbus_cli.up.ports import free_port_picker
 from kvbus_cli.up.processes import Child, ProcessSet
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_runtime.nats_server import NatsServerNotFound
 
 SETTLE_S = 2.0
@@ -63,7 +64,7 @@ class StartupFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus bench startup",
         description="Start every service with the mock engine and measure starting time, memory and idle load.",
         epilog=(__doc__ or "").partition("\n\n")[2],

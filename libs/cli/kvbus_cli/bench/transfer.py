@@ -34,6 +34,7 @@ import msgspec
 import uvloop
 
 from kvbus_cli.bench.transfer_limits import MemoryCopy, NixlCopy, NoPerftest, Segment, SocketCopy, ucx_perftest_gbps
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_transfer import TransferAgent, TransferLimits, host_memory
 from kvbus_transfer.backends.choice import BACKENDS
 
@@ -60,7 +61,7 @@ _LIMITS: dict[str, Callable[[dict[str, Any], memoryview], Limit]] = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus bench transfer",
         description="Measure the backends of block transfers between two processes of this host.",
         epilog=(__doc__ or "").partition("\n\n")[2],

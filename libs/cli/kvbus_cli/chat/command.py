@@ -9,6 +9,7 @@ from rich.console import Console
 
 from kvbus_cli.chat.client import ChatClient, ChatFailed, Message
 from kvbus_cli.server_address import DEFAULT_URL
+from kvbus_runtime.arguments import ArgumentParser
 
 _EPILOG = """\
 /reset forgets the conversation, /quit or Ctrl-D leaves; Ctrl-C ends the running answer. When the input is no terminal, each line
@@ -17,7 +18,7 @@ is one turn of a conversation, and the exit status is 1 when a turn failed.
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvbus chat", description="Chat in the terminal.", epilog=_EPILOG)
+    parser = ArgumentParser(prog="kvbus chat", description="Chat in the terminal.", epilog=_EPILOG)
     parser.add_argument("--url", default=DEFAULT_URL, help=f"address of the HTTP API ({DEFAULT_URL})")
     parser.add_argument("--model", default="", help="default: the first one that the server lists")
     parser.add_argument("--system", default="", help="system prompt")

@@ -15,6 +15,7 @@ from kvbus_cli.connect.printing import export_lines, printed
 from kvbus_cli.connect.server import ServerSilent, base_url, model_at
 from kvbus_cli.connect.writing import CannotWrite, write_files
 from kvbus_cli.server_address import DEFAULT_URL
+from kvbus_runtime.arguments import ArgumentParser
 
 BAD = 2
 """Exit status of everything that stands in the way."""
@@ -38,7 +39,7 @@ class BadArguments(Exception):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus connect",
         description="Print or write the configuration of an agent for a running server.",
         epilog=_EPILOG,

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 from kvbus_cli.events.lines import KINDS, TIERS, Rates, Selection, as_json, as_text, rates_text, selected
+from kvbus_cli.running import bus_hint
 from kvbus_runtime import log as logs
 from kvbus_runtime.bus import open_bus
-from kvbus_runtime.errors import RequestFailed, UnsupportedServer
+from kvbus_runtime.errors import BusUnreachable, RequestFailed, UnsupportedServer
 from kvbus_runtime.event_log import EventLog
 from kvbus_runtime.jetstream import JetStreamRefused
 from kvbus_runtime.settings import BadSettings, CommonSettings, Flag, parse_settings
@@ -37,7 +38,7 @@ class EventsSettings(CommonSettings, frozen=True, kw_only=True):
         False
     )
     connect_timeout_s: Annotated[float, Flag("how long to wait for the bus")] = 5.0
-    log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "warning"
+    log_level: Annotated[str, Flag("least severity logged", choices=("debug", "info", "warning", "error"))] = "error"
 
     @property
     def selection(self) -> Selection:
@@ -59,7 +60,8 @@ def main(argv: Sequence[str]) -> int:
         cause = first_cause(problem)
         if not isinstance(cause, (BadSettings, JetStreamRefused, RequestFailed, TimeoutError, UnsupportedServer)):
             raise
-        print(f"kvbus events: {str(cause) or f'no bus at {settings.nats_shown}'}", file=sys.stderr)
+        hint = bus_hint(settings) if isinstance(cause, BusUnreachable) and not cause.refused else ""
+        print(f"kvbus events: {str(cause) or f'no bus at {settings.nats_shown}'}{hint}", file=sys.stderr)
         return 2 if isinstance(cause, BadSettings) else 1
 
 

@@ -1,6 +1,7 @@
 """Which kvbm instances are asked, about which blocks."""
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +15,7 @@ from kvbus_cli.tool import ToolSettings
 from kvbus_runtime.bus import Bus
 from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.settings import Flag
+from kvbus_wire.kv_tools import DescribedTiers, DescribeTiers
 from kvbus_wire.message import Message
 
 TIERS = ("g2", "g3", "g4")
@@ -48,13 +50,10 @@ class ChainSettings(PromptSettings, frozen=True, kw_only=True):
             raise BadRequestFile("give a prompt or --keys, not both")
         if not self.model:
             raise BadRequestFile("give --model")
-        try:
-            keys = [bytes.fromhex(key) for key in self.keys]
-        except ValueError as problem:
-            raise BadRequestFile(f"--keys: {problem}") from problem
-        if any(len(key) != KEY_BYTES for key in keys):
-            raise BadRequestFile(f"--keys: a key has {2 * KEY_BYTES} hexadecimal digits")
-        return Chain(self.model, b"".join(keys))
+        for key in self.keys:
+            if not re.fullmatch(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", key):
+                raise BadRequestFile(f"--keys: {key!r} is no key: one has {2 * KEY_BYTES} hexadecimal digits")
+        return Chain(self.model, b"".join(map(bytes.fromhex, self.keys)))
 
 
 class Chain(msgspec.Struct, frozen=True):
@@ -83,6 +82,21 @@ class Kvbm:
         """Raise RequestFailed."""
         subject = self._bus.subjects.control(self.instance_id)
         return await self._bus.request(subject, question, reply, timeout_s=timeout_s)
+
+
+async def of_model(bus: Bus, only: str, model: str, ask: Callable[[Kvbm], Coroutine[Any, Any, T]]) -> list[T]:
+    """As `of_each`, about one model. Raise NotAnswered also when nobody knows it: a misspelt name has no blocks anywhere."""
+
+    async def models_of(kvbm: Kvbm) -> set[str]:
+        told: DescribedTiers = await kvbm.ask(DescribeTiers(), DescribedTiers)
+        return {held.model for tier in told.tiers for held in tier.holdings}
+
+    held = set[str]().union(*await of_each(bus, only, models_of))
+    served = {record.worker.model.name for record in await instances(bus, "worker") if record.worker is not None}
+    known = sorted(held | served)
+    if model not in known:
+        raise NotAnswered(f"no model {model!r} is known: there is {', '.join(known) or 'none'}")
+    return await of_each(bus, only, ask)
 
 
 async def of_each(bus: Bus, only: str, ask: Callable[[Kvbm], Coroutine[Any, Any, T]]) -> list[T]:

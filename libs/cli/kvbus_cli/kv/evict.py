@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from kvbus_cli.asking import NotAnswered, run
-from kvbus_cli.kv.asking import TIERS, WORK_S, Chain, ChainSettings, Kvbm, of_each
+from kvbus_cli.kv.asking import TIERS, WORK_S, Chain, ChainSettings, Kvbm, of_model
 from kvbus_cli.prompt.client import PromptFailed
 from kvbus_cli.prompt.request_file import BadRequestFile
 from kvbus_cli.tables import print_table, right_aligned
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
                     freed += told.blocks.get(settings.tier, 0)
                 return Freed(kvbm.instance_id, settings.tier, freed)
 
-            return await of_each(bus, settings.kvbm, one)
+            return await of_model(bus, settings.kvbm, chain.model, one)
 
         freed = run(settings, "kvbm", ask)
     except BadRequestFile as failure:

@@ -6,7 +6,7 @@ import msgspec
 
 from kvbus_blocks.keys import KEY_BYTES
 from kvbus_cli.asking import NotAnswered, run
-from kvbus_cli.kv.asking import TIERS, Chain, ChainSettings, Kvbm, of_each
+from kvbus_cli.kv.asking import TIERS, Chain, ChainSettings, Kvbm, of_model
 from kvbus_cli.kv.tables import BlockLine, block_lines
 from kvbus_cli.prompt.client import PromptFailed
 from kvbus_cli.prompt.request_file import BadRequestFile
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
                     lines += block_lines(kvbm.instance_id, told.blocks)
                 return lines
 
-            return await of_each(bus, settings.kvbm, one)
+            return await of_model(bus, settings.kvbm, chain.model, one)
 
         found = [line for lines in run(settings, "kvbm", ask) for line in lines]
     except BadRequestFile as failure:

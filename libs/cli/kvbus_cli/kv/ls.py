@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from kvbus_cli.asking import NotAnswered, run
-from kvbus_cli.kv.asking import TIERS, Kvbm, KvSettings, of_each
+from kvbus_cli.kv.asking import TIERS, Kvbm, KvSettings, of_each, of_model
 from kvbus_cli.kv.tables import BlockLine, block_lines, blocks_table, tiers_tables
 from kvbus_cli.tables import print_table
 from kvbus_cli.tool import failed, print_json, tool_settings
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
                     break
             return lines
 
-        return await of_each(bus, settings.kvbm, one)
+        return await of_model(bus, settings.kvbm, settings.model, one)
 
     try:
         if settings.model:

@@ -7,7 +7,7 @@ import msgspec
 
 from kvbus_blocks.keys import KEY_BYTES
 from kvbus_cli.asking import NotAnswered, run
-from kvbus_cli.kv.asking import TIERS, WORK_S, Kvbm, KvSettings, of_each
+from kvbus_cli.kv.asking import TIERS, WORK_S, Kvbm, KvSettings, of_each, of_model
 from kvbus_cli.tables import print_table, right_aligned
 from kvbus_cli.tool import failed, print_json, tool_settings
 from kvbus_runtime.bus import Bus
@@ -61,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
             ]
             return [await _scrub(kvbm, tier, model) for tier, model in wanted]
 
+        if settings.model:
+            return await of_model(bus, settings.kvbm, settings.model, one)
         return await of_each(bus, settings.kvbm, one)
 
     try:

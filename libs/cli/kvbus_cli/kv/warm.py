@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from kvbus_cli.asking import NotAnswered, run
-from kvbus_cli.kv.asking import LOOK_S, ChainSettings, Kvbm, of_each
+from kvbus_cli.kv.asking import LOOK_S, ChainSettings, Kvbm, of_model
 from kvbus_cli.prompt.client import PromptFailed
 from kvbus_cli.prompt.request_file import BadRequestFile
 from kvbus_cli.tables import print_table, right_aligned
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
                 told: WarmedBlocks = await kvbm.ask(question, WarmedBlocks, settings.wait_s + LOOK_S)
                 return Warmth(kvbm.instance_id, told.present, told.coming)
 
-            return await of_each(bus, settings.kvbm, one)
+            return await of_model(bus, settings.kvbm, chain.model, one)
 
         told = run(settings, "kvbm", ask)
     except BadRequestFile as failure:

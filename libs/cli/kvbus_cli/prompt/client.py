@@ -40,7 +40,8 @@ def fetch_prompt(url: str, request: RequestFile, headers: Mapping[str, str]) -> 
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError) as problem:
-        raise PromptFailed(f"{url} does not answer: {problem}") from problem
+        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+        raise PromptFailed(f"{url} does not answer: {reason} (--url: where the HTTP API is)") from problem
     if status != 200:
         raise PromptFailed(_refusal(url, request, status, data))
     try:

@@ -16,6 +16,7 @@ from kvbus_cli.prompt.report import difference_report, prompt_report
 from kvbus_cli.prompt.request_file import BadRequestFile, read_request, request_headers
 from kvbus_cli.server_address import DEFAULT_URL
 from kvbus_protocols.prompt_view import PromptApi, PromptRule
+from kvbus_runtime.arguments import ArgumentParser
 
 FAILED = 2
 
@@ -35,12 +36,12 @@ class DiffReport(msgspec.Struct, frozen=True):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="kvbus prompt",
         description="Show what prompt a request becomes, and where the prompts of two requests part.",
         epilog=_EPILOG,
     )
-    common = argparse.ArgumentParser(add_help=False)
+    common = ArgumentParser(add_help=False)
     common.add_argument("--url", default=DEFAULT_URL, help=f"address of the HTTP API ({DEFAULT_URL})")
     common.add_argument(
         "--api", choices=get_args(PromptApi), default=None, help="API of the requests (default: told from each body)"

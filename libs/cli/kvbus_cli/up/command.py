@@ -16,12 +16,14 @@ from rich.console import Console
 
 from kvbus_cli.model_command import DEFAULT_MODEL, prepared_model
 from kvbus_cli.paths import state_root
+from kvbus_cli.running import STATUS_FILE
 from kvbus_cli.up.console import TerminalReporter
 from kvbus_cli.up.plan import SERVICES, ProcessSpec, UpOptions, longest_drain_s, plan
 from kvbus_cli.up.ports import free_port_picker, is_free
 from kvbus_cli.up.state_dir import StateDirInUse, StateDirUnusable, locked
 from kvbus_cli.up.status import StatusFile
 from kvbus_cli.up.system import System
+from kvbus_runtime.arguments import ArgumentParser
 from kvbus_runtime.nats_server import NatsServerNotFound
 from kvbus_runtime.service import LONGEST_END_S
 
@@ -31,7 +33,7 @@ MOST_WORKERS = 1024
 """Entry points of engines that others provide."""
 
 _EPILOG = f"""\
-A service that dies is reported with its last log lines. Nothing restarts itself: while another of its kind lives (the workers)
+A service that dies is reported, and why. Nothing restarts itself: while another of its kind lives (the workers)
 the system goes on, otherwise everything is ended and the exit status is 1. Ctrl-C or SIGTERM ends everything in order, the
 frontend first and the bus last, with exit status 0; a second one kills what is left.
 Every setting of a service can also be given by its environment variable (KVBUS_WORKER_DEVICE=cuda kvbus up), or by
@@ -126,7 +128,7 @@ def _positive(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     defaults = UpOptions()
-    up = argparse.ArgumentParser(
+    up = ArgumentParser(
         prog="kvbus up",
         description="Start the whole system on this machine: nats-server, frontend, router, indexer, workers, kvbm.",
         epilog=_EPILOG,
@@ -200,7 +202,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json_status is not None and not arguments.json_status.absolute().parent.is_dir():
         print(f"kvbus up: there is no folder for --json-status {arguments.json_status}", file=sys.stderr)
         return 2
-    refusal = refused_setting(options_of(arguments, arguments.model or "."), {service for service, *_ in arguments.set})
+    options = options_of(arguments, arguments.model or ".")
+    refusal = refused_setting(options, services_to_check(options, parser().parse_args([])))
     if refusal:
         print(f"kvbus up: {refusal}", file=sys.stderr)
         return 2
@@ -245,6 +248,18 @@ def no_bus(url: str) -> str:
         return f"{url} is no address of a bus: {problem}"
 
 
+def services_to_check(options: UpOptions, default: argparse.Namespace) -> set[str]:
+    """Those whose settings are not the usual ones; of what all of them are told, one is asked."""
+    usual = options_of(default, "")
+    found = {service for service, *_ in options.overrides}
+    if (options.mock_speedup, options.kv_blocks, options.served_model_name) != (None, None, ""):
+        found.add("worker")
+    common = ("namespace", "log_level", "drain_timeout_s")
+    if any(getattr(options, name) != getattr(usual, name) for name in common):
+        found.add("router")
+    return found
+
+
 def refused_setting(options: UpOptions, services: Collection[str]) -> str:
     """What the first of ``services`` says against its settings, before anything starts; "" when they all take theirs."""
     specs = plan(options, nats_url="nats://127.0.0.1:4222", python=sys.executable, free_port=lambda: 0)
@@ -255,7 +270,9 @@ def refused_setting(options: UpOptions, services: Collection[str]) -> str:
         if spec.group in services or spec.name in services:
             check = subprocess.run([*spec.command, "check-config"], capture_output=True, text=True, check=False)
             if check.returncode:
-                return (check.stderr.strip().splitlines() or [f"{spec.group} refuses its settings"])[-1]
+                lines = check.stderr.strip().splitlines()
+                complaints = [line for line in lines if ": error: " in line] or lines[-1:]
+                return (complaints or [f"{spec.group} refuses its settings"])[0]
     return ""
 
 
@@ -295,7 +312,7 @@ async def _run(arguments: argparse.Namespace, options: UpOptions, state_dir: Pat
         namespace=options.namespace,
         state_dir=state_dir,
         reporter=TerminalReporter(console),
-        status_file=StatusFile(arguments.json_status),
+        status_file=StatusFile(state_dir / STATUS_FILE, *filter(None, [arguments.json_status])),
         ready_timeout_s=arguments.ready_timeout_s,
         stop_grace_s=longest_drain_s(options) + LONGEST_END_S,
         keep_going=arguments.keep_going,

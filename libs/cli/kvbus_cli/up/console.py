@@ -5,14 +5,13 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.rule import Rule
 
+from kvbus_cli.up.cause import cause_of
 from kvbus_cli.up.processes import Child, exit_text
 from kvbus_cli.up.status import SystemStatus
 
@@ -69,18 +68,15 @@ class TerminalReporter:
 
     def died(self, child: Child, *, fatal: bool) -> None:
         outlook = "ending the system" if fatal else "the others go on; nothing restarts it"
-        self._lines(
+        cause = cause_of(child.last_lines(), child.spec.group)
+        self._console.print(
             f"[bold red]{child.spec.name} (process {child.pid}) ended: {exit_text(child.exit_status)}; {outlook}",
-            f"its last log lines ({child.log})",
-            child.last_lines(),
+            highlight=False,
+            soft_wrap=True,
         )
-
-    def _lines(self, head: str, title: str, lines: Sequence[str]) -> None:
-        self._console.print(head, highlight=False)
-        self._console.print(Rule(escape(title), style="dim", align="left"))
-        for line in lines:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        self._console.print(Rule(style="dim"))
+        if cause:
+            self._console.print(f"  why  {cause}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(f"  log  {child.log}", markup=False, highlight=False, soft_wrap=True)
 
     def system_ready(self, status: SystemStatus, seconds: float) -> None:
         self._end_live()

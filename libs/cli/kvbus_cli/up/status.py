@@ -54,18 +54,18 @@ def process_status(child: Child) -> ProcessStatus:
 
 
 class StatusFile:
-    """Replaced as a whole at every change, so a reader never sees half of it. Without a path it writes nothing.
+    """Replaced as a whole at every change, so a reader never sees half of it. The same in each path.
 
     Raise OSError.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, *paths: Path) -> None:
+        self._paths = paths
 
     def write(self, status: SystemStatus, children: Sequence[Child]) -> None:
-        if self._path is None:
-            return
         full = msgspec.structs.replace(status, processes=tuple(process_status(child) for child in children))
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(full)) + b"\n")
-        temporary.replace(self._path)
+        data = msgspec.json.format(msgspec.json.encode(full)) + b"\n"
+        for path in self._paths:
+            temporary = path.with_name(f"{path.name}.{os.getpid()}")
+            temporary.write_bytes(data)
+            temporary.replace(path)
