@@ -101,7 +101,9 @@ class Service:
         """Start a task that belongs to the service; if it raises, the service ends with that cause."""
         return self._tasks.spawn(coro, name=name)
 
-    async def register(self, *, worker: WorkerRecord | None = None, kvbm: KvbmRecord | None = None) -> None:
+    async def register(
+        self, *, worker: WorkerRecord | None = None, kvbm: KvbmRecord | None = None, loading: str = ""
+    ) -> None:
         """Publish the instance record, kept under a lease from now on; again: update it. Raise Superseded."""
         self._record = InstanceRecord(
             service=self.name,
@@ -114,6 +116,7 @@ class Service:
             health_url=self.health_url,
             worker=worker,
             kvbm=kvbm,
+            loading=loading,
         )
         await self._registration.set(self._record)
 

@@ -438,6 +438,7 @@ SAMPLES: tuple[Message, ...] = (
             handover="bootstrap",
         ),
         kvbm=KvbmRecord(g2_bytes=1 << 30, onboard_bytes_per_s=1e9, g3_bytes=1 << 34, g4_store="store-1"),
+        loading="model-2",
     ),
     ROUTE_REQUEST,
     Placement(

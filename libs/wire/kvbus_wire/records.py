@@ -61,7 +61,8 @@ class KvbmRecord(Part, frozen=True):
 
 
 class InstanceRecord(Message, frozen=True):
-    """``host_id``: instances with the same one share memory. ``incarnation`` grows with each start of the same id."""
+    """``host_id``: instances with the same one share memory. ``incarnation`` grows with each start of the same id.
+    ``loading``: name of the model that a worker is loading; until its record has a ``worker`` nothing is sent to it."""
 
     service: str
     instance_id: str
@@ -73,3 +74,4 @@ class InstanceRecord(Message, frozen=True):
     health_url: str = ""
     worker: WorkerRecord | None = None
     kvbm: KvbmRecord | None = None
+    loading: str = ""

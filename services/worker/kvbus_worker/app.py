@@ -1,6 +1,7 @@
 """Composition root of the worker.
 
-engine loads -> model bundle into the object store -> subjects are served -> record registered (work may come)
+record says which model is loading -> engine loads -> model bundle into the object store -> subjects are served
+-> record registered (work may come)
 """
 
 import asyncio
@@ -48,6 +49,7 @@ from kvbus_worker.handlers.steps import StepHandler
 from kvbus_worker.settings import WorkerSettings
 
 _PREPARE_RETRY_S = 1.0
+_ANNOUNCE_S = 2.0
 _LAST_FRAMES_S = 2.0
 _LAST_BLOCKS_S = 2.0
 
@@ -388,6 +390,7 @@ async def start(service: Service, settings: WorkerSettings) -> WorkerApp:
         if app is not None:
             app.on_step(output)
 
+    await _announce(service, settings.model_name)
     try:
         directory = Path(settings.model) if settings.model else None
         model = await asyncio.to_thread(load_model_folder, directory)
@@ -417,6 +420,16 @@ async def start(service: Service, settings: WorkerSettings) -> WorkerApp:
         seconds=round(time.monotonic() - began, 3),
     )
     return app
+
+
+async def _announce(service: Service, model: str) -> None:
+    """Frontends tell clients to wait for a model that is loading. Not under an id that another process may still serve with: it
+    goes on until this one can take over. Nor for long: the bus may be away."""
+    if service.directory.get(service.instance_id) is not None:
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ANNOUNCE_S):
+            await service.register(loading=model)
 
 
 async def _prepare_bus(service: Service, model: ModelFolder) -> None:

@@ -153,7 +153,7 @@ async def test_a_restarted_bus_loses_no_token_and_the_worker_is_found_again(
         await _until(lambda: reader.caught_up("r"))
         assert reader.text("r") == TEXT
         await eventually(
-            lambda: reader.service.directory.get("w1") is not None, timeout_s=60, what="the worker's record"
+            lambda: (r := reader.service.directory.get("w1")) and r.worker, timeout_s=60, what="the worker's record"
         )
         record = reader.service.directory.get("w1")
         assert record is not None

@@ -300,6 +300,14 @@ class Cluster:
         assert isinstance(running.app, FakeWorker)
         return running.app
 
+    async def add_loading_worker(self, instance: str, model: str) -> Service:
+        async def start(service: Service, _settings: CommonSettings) -> FakeWorker:
+            await service.register(loading=model)
+            return FakeWorker(service)
+
+        settings = CommonSettings(**self.common, instance_id=instance)
+        return (await self.stack.enter_async_context(host("worker", settings, start))).service
+
     async def add_router(self) -> FakeRouter:
         async def start(service: Service, _settings: CommonSettings) -> FakeRouter:
             router = FakeRouter(service)

@@ -119,6 +119,30 @@ async def test_a_model_that_has_just_lost_its_last_worker_is_worth_another_try(
         assert ("Retry-After" in response.headers) == (status == 503)
 
 
+async def test_a_model_that_a_worker_is_loading_is_worth_another_try(cluster: Any) -> None:
+    await cluster.start()
+    loading = await cluster.add_loading_worker("w2", "m2")
+    await eventually(lambda: cluster.frontend.app._api.models.is_loading("m2"))
+    bodies = {
+        "/v1/chat/completions": {**cluster.body(), "model": "m2"},
+        "/v1/responses": {"model": "m2", "input": "hi"},
+        "/v1/messages": {"model": "m2", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+    }
+    for path, body in bodies.items():
+        async with cluster.session.post(path, json=body) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "5"
+            error = (await response.json())["error"]
+            assert "`m2` is still loading" in error["message"]
+            assert error["type"] == ("overloaded_error" if path == "/v1/messages" else "service_unavailable_error")
+            assert error.get("code") == (None if path == "/v1/messages" else "model_loading")
+    assert await listed(cluster) == ["m"]
+    loading.stop("test")
+    await eventually(lambda: not cluster.frontend.app._api.models.is_loading("m2"))
+    async with cluster.session.post("/v1/chat/completions", json=bodies["/v1/chat/completions"]) as response:
+        assert response.status == 404
+
+
 async def test_readiness_needs_a_model_and_a_router(cluster: Any) -> None:
     await cluster.add_frontend()
     health = cluster.frontend.service.health

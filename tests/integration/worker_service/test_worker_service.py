@@ -1,9 +1,10 @@
 """The worker service with the mock engine on a real bus, seen from a frontend, an indexer and a router."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,10 @@ from kvbus_wire.worker import (
     ReplayedSteps,
     ReplaySteps,
 )
+from kvbus_worker.adapters.engines import create_engine
+from kvbus_worker.adapters.model_folder import ModelFolder
 from kvbus_worker.app import WorkerApp, start
+from kvbus_worker.engines.base import Engine
 from kvbus_worker.settings import WorkerSettings
 
 TOKENIZER = load_tokenizer(byte_level_bundle())
@@ -159,10 +163,40 @@ def domain(record: InstanceRecord, salt: str = "") -> bytes:
 
 
 async def _record(frontend: Frontend, worker: str = "w1") -> InstanceRecord:
-    await eventually(lambda: frontend.service.directory.get(worker), what="the worker's record")
-    record = frontend.service.directory.get(worker)
+    def known() -> InstanceRecord | None:
+        record = frontend.service.directory.get(worker)
+        return record if record is not None and record.worker is not None else None
+
+    await eventually(known, what="the worker's record")
+    record = known()
     assert record is not None
     return record
+
+
+async def test_what_a_worker_loads_is_known_before_it_is_loaded(
+    nats_server: NatsServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = threading.Event()
+
+    def slow(settings: WorkerSettings, model: ModelFolder) -> Engine:
+        assert loaded.wait(scaled(30))
+        return create_engine(settings, model)
+
+    monkeypatch.setattr("kvbus_worker.app.create_engine", slow)
+    common = CommonSettings(nats=nats_server.url, namespace=namespace, instance_id="f1", health_port=-1)
+    settings = worker_settings(nats_server, namespace)
+    async with AsyncExitStack() as stack:
+        frontend = await stack.enter_async_context(host("frontend", common, _start_frontend))
+        directory = frontend.service.directory
+        starting = asyncio.create_task(stack.enter_async_context(host("worker", settings, start)))
+        await eventually(lambda: directory.get("w1"), what="the worker's record")
+        record = directory.get("w1")
+        loaded.set()
+        await starting
+        assert record is not None
+        assert (record.loading, record.worker) == (settings.model_name, None)
+        assert isinstance(frontend.app, Frontend)
+        assert (await _record(frontend.app)).loading == ""
 
 
 async def test_a_request_is_accepted_streamed_and_ended(nats_server: NatsServer, namespace: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from kvbus_frontend.adapters.generation import Spawn
 from kvbus_frontend.core.aliases import Aliases
-from kvbus_frontend.core.catalog import Departed, Offer, offers_of
+from kvbus_frontend.core.catalog import Departed, Offer, loading_of, offers_of
 from kvbus_frontend.core.choice_text import ChoiceText
 from kvbus_frontend.core.efforts import efforts_of
 from kvbus_frontend.core.formats import Formats, chosen_formats, told_formats, unknown_parsers
@@ -147,6 +147,7 @@ class Models:
         self._spawn = spawn
         self._offers: dict[str, Offer] = {}
         self._departed = Departed(keep_s=settings.absent_model_s, limit=settings.max_models)
+        self._announced: frozenset[str] = frozenset()
         self._texts: dict[str, TextSide] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, str] = {}
@@ -172,10 +173,15 @@ class Models:
         text = self._texts.get(offer.card.bundle) if offer is not None else None
         return ServedModel(offer, text) if offer is not None and text is not None else None
 
+    def is_loading(self, name: str) -> bool:
+        """Whether a model that is not served is being loaded, by a worker or (its bundle) here."""
+        name = self.aliases.resolve(name, self._announced | self._offers.keys())
+        return name in self._announced or name in self._offers
+
     def is_expected(self, name: str) -> bool:
-        """Whether a model that is not served may be so soon: its bundle is being loaded, or it has just lost its last worker."""
+        """Whether a model that is not served has just lost its last worker, and may get one soon."""
         name = self.aliases.resolve(name, self._offers)
-        return name in self._offers or self._departed.holds(name, asyncio.get_running_loop().time())
+        return self._departed.holds(name, asyncio.get_running_loop().time())
 
     def served(self) -> list[ServedModel]:
         return [model for name in self._offers if (model := self.get(name)) is not None]
@@ -183,7 +189,9 @@ class Models:
     def _update(self) -> None:
         if self._closed:
             return
-        offers = offers_of(self._directory.instances("worker"), self._offers)
+        workers = self._directory.instances("worker")
+        self._announced = loading_of(workers)
+        offers = offers_of(workers, self._offers)
         for name, offer in offers.items():
             known = self._offers.get(name)
             unknown = unknown_parsers(offer.card)
@@ -252,7 +260,7 @@ class Models:
     def _report(self) -> None:
         served = [model.name for model in self.served()]
         self._served.set(len(served))
-        waiting = sorted(set(self._offers) - set(served))
+        waiting = sorted((self._announced | self._offers.keys()) - set(served))
         if served:
             detail = f"serving {', '.join(served)}"
         elif self._failures:

@@ -46,6 +46,11 @@ class Departed:
         return name in self._left_at and now - self._left_at[name] <= self._keep_s
 
 
+def loading_of(records: Iterable[InstanceRecord]) -> frozenset[str]:
+    """Models that workers are loading. Draining ones do not count."""
+    return frozenset(r.loading for r in records if r.loading and r.worker is None and not r.draining)
+
+
 def offers_of(records: Iterable[InstanceRecord], current: dict[str, Offer]) -> dict[str, Offer]:
     """The offers by model name. Draining workers do not count.
 

@@ -37,6 +37,7 @@ from kvbus_wire.request import Retention
 T = TypeVar("T")
 
 MAX_NAME_IN_LOG = 200
+LOADING_RETRY_S = 5.0
 CLIENT_CLOSED = 499
 """Status in logs and metrics when the client has gone; it is never sent."""
 
@@ -181,6 +182,13 @@ class Api:
     def model(self, name: str) -> ServedModel:
         """Raise ApiError."""
         model = self.models.get(name)
+        if model is None and self.models.is_loading(name):
+            raise ApiError(
+                503,
+                f"The model `{name}` is still loading; try again in a few seconds.",
+                code="model_loading",
+                retry_after_s=LOADING_RETRY_S,
+            )
         if model is None and self.models.is_expected(name):
             raise ApiError(503, f"No worker serves the model `{name}` now.", code="no_workers")
         if model is None:
