@@ -1,10 +1,11 @@
 """Request bodies to typed requests; everything that can be wrong with the bytes becomes an InvalidRequest."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from kvbus_protocols.errors import InvalidRequest
 
@@ -37,6 +38,7 @@ class RequestDecoder(Generic[T]):
     """Decodes one request type. Unknown fields are skipped."""
 
     def __init__(self, request_type: type[T]) -> None:
+        self._type = request_type
         self._decoder = msgspec.json.Decoder(request_type)
 
     def decode(self, body: bytes) -> T:
@@ -50,7 +52,7 @@ class RequestDecoder(Generic[T]):
         try:
             return _with_room(lambda: self._decode(body), _ROOM)
         except msgspec.ValidationError as error:
-            raise _wrong_field(str(error)) from error
+            raise _wrong_field(str(error), self._type) from error
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
         except RecursionError as error:
@@ -73,10 +75,40 @@ def converted(value: Any, into: type[T], where: str) -> T:
     try:
         return msgspec.convert(value, into)
     except msgspec.ValidationError as error:
-        raise _wrong_field(str(error), where) from error
+        raise _wrong_field(str(error), into, where) from error
 
 
-def _wrong_field(message: str, where: str = "") -> InvalidRequest:
+def _literals(kind: Any) -> Mapping[str, Sequence[str]]:
+    """The values that fields take which take only certain ones, by the name of the field; without those of names that mean
+    different things in different places."""
+    found: dict[str, Sequence[str]] = {}
+    seen, waiting = set[type](), [msgspec.inspect.type_info(kind)]
+    while waiting:
+        match waiting.pop():
+            case msgspec.inspect.StructType(cls=cls, fields=fields) if cls not in seen:
+                seen.add(cls)
+                for field in fields:
+                    waiting.append(field.type)
+                    if values := _values(field.type):
+                        known = found.setdefault(field.encode_name, values)
+                        found[field.encode_name] = values if known == values else ()
+            case msgspec.inspect.UnionType(types=types):
+                waiting += types
+            case msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item):
+                waiting.append(item)
+            case msgspec.inspect.DictType(value_type=item) | msgspec.inspect.Metadata(type=item):
+                waiting.append(item)
+            case _:
+                pass
+    return found
+
+
+def _values(kind: msgspec.inspect.Type) -> Sequence[str]:
+    types = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return tuple(str(v) for t in types if isinstance(t, msgspec.inspect.LiteralType) for v in t.values)
+
+
+def _wrong_field(message: str, kind: Any, where: str = "") -> InvalidRequest:
     path = _PATH.search(message)
     words, param = (message, "") if path is None else (message[: path.start()], path[1])
     param = f"{where}.{param}".rstrip(".") if where else param
@@ -90,6 +122,8 @@ def _wrong_field(message: str, where: str = "") -> InvalidRequest:
         return InvalidRequest(
             f"invalid {extension}: unknown field `{unknown[1]}`", param=f"{param}.{unknown[1]}", code="unknown_field"
         )
+    if words.startswith("Invalid enum value") and (known := _literals(kind).get(param.rpartition(".")[2])):
+        words += f" (known: {', '.join(known)})"
     if not param:
         return InvalidRequest(f"Invalid request body: {words[0].lower()}{words[1:]}.", code="invalid_value")
     return InvalidRequest(

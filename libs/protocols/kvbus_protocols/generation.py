@@ -1,5 +1,6 @@
 """What all text-generating requests have in common: sampling, stopping, extensions; and usage in their responses."""
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -13,7 +14,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096
-CacheTime = Annotated[str, Meta(pattern=r"^(in[-_]memory|[1-9][0-9]{0,6}[smhd])\Z")]
+_CACHE_TIME = re.compile(r"in[-_]memory|[1-9][0-9]{0,6}[smhd]")
 """How long a prompt is to be kept: as long as it happens to be, or a time as 24h."""
 
 
@@ -48,7 +49,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     cache_salt: ShortText | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: CacheTime | None = None
+    prompt_cache_retention: str | None = None
     nvext: NvExt | None = None
     kvbus: KvbusExt | None = None
 
@@ -93,6 +94,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"A stop string is longer than {MAX_STOP_LENGTH} characters.", param=param)
         if any(not text for text in stops):
             raise InvalidRequest("A stop string may not be empty.", param=param)
+        kept = self.prompt_cache_retention
+        if kept is not None and not _CACHE_TIME.fullmatch(kept):
+            raise InvalidRequest(
+                "Invalid value for 'prompt_cache_retention': expected 'in_memory', or a time such as '24h' (a number of at most 7 "
+                "digits, and s, m, h or d).",
+                param="prompt_cache_retention",
+                code="invalid_value",
+            )
         if self.logit_bias is not None:
             self._check_logit_bias(self.logit_bias)
         check_nvext(self.nvext, self.n or 1)

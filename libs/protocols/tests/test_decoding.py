@@ -1,5 +1,8 @@
 """Bytes to requests: every fault is a 400 that names the field."""
 
+from typing import Literal
+
+import msgspec
 import pytest
 
 from kvbus_protocols import InvalidRequest, RequestDecoder
@@ -127,3 +130,29 @@ def test_half_an_emoji_becomes_a_replacement_character(given: bytes, text: str) 
 def test_text_without_surrogates_is_left_alone() -> None:
     body = rb'{"a":"\u00e9\n\"\\ud800 \ud83d\ude00"}'
     assert replace_lone_surrogates(body) == body
+
+
+class _Mark(msgspec.Struct):
+    ttl: Literal["5m", "1h"] | None = None
+    kind: Literal["a"] = "a"
+
+
+class _Part(msgspec.Struct, tag_field="type", tag="part"):
+    mark: _Mark | None = None
+
+
+class _Other(msgspec.Struct, tag_field="type", tag="other"):
+    kind: Literal["b"] = "b"
+
+
+class _Marked(msgspec.Struct):
+    parts: list[_Part | _Other]
+
+
+def test_of_a_field_that_takes_certain_values_these_are_named() -> None:
+    decoder = RequestDecoder(_Marked)
+    with pytest.raises(InvalidRequest, match=r"'parts\[0\]\.mark\.ttl': invalid enum value '2h' \(known: 1h, 5m\)"):
+        decoder.decode(b'{"parts": [{"type": "part", "mark": {"ttl": "2h"}}]}')
+    # one name, two meanings: nothing is said rather than something wrong
+    with pytest.raises(InvalidRequest, match=r"invalid enum value 'z'\.$"):
+        decoder.decode(b'{"parts": [{"type": "other", "kind": "z"}]}')

@@ -405,7 +405,10 @@ def test_what_clients_send_besides_does_not_matter() -> None:
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
-        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
+        (
+            {"cache_control": {"type": "ephemeral", "ttl": "2h"}},
+            "cache_control.ttl': invalid enum value '2h' (known: 1h, 5m)",
+        ),
         ({"system": [text("s", **KEPT)] * 5}, "A maximum of 4 blocks with cache_control may be provided. Found 5."),
         ({"system": [text("s", **KEPT)] * 4, **KEPT}, "Found 5."),
         ({"nvext": {"x": 1}}, "invalid nvext: unknown field `x`"),

@@ -118,7 +118,8 @@ async def start_frontend(service: Service, settings: FrontendSettings) -> Fronte
     sockets = SocketHandler(api, responses, service.metrics)
     readers = _readers(settings, api, flow, responses)
     sessions = SessionsHandler(keeper, settings)
-    prefetch = PrefetchHandler(api, keeper, sessions, readers)
+    completions = CompletionsHandler(api) if settings.enable_openai_api else None
+    prefetch = PrefetchHandler(api, keeper, sessions, readers, completions)
     control = FrontendControl(background.cancel_here, sessions, prefetch, keeper)
     await control.start(service.bus, service.instance_id)
     service.spawn(keeper.run(), name="prefetch")

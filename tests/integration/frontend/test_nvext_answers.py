@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from kvbus_testkit.responses import parse_events
+from kvbus_testkit.timing import eventually
 from kvbus_wire.router import OnboardTerm, Placement, RouteExplanation, RouteRequest, WorkerTerms
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -149,3 +150,23 @@ async def test_constraints_reach_the_router(cluster: Any) -> None:
     await cluster.post(path, {**PATHS[path], "nvext": {"routing_constraints": constraints}})
     (request,) = cluster.router.requests
     assert (request.required_taints, request.preferred_taints) == (("h200",), {"rack-1": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [("prefill_worker_id", 5), ("prefill_worker_id", "w9"), ("decode_worker_id", 5), ("backend_instance_id", 0)],
+)
+async def test_a_worker_that_is_none_is_named(cluster: Any, field: str, given: int | str) -> None:
+    await cluster.start()
+    status, answer = await cluster.chat("hi", nvext={field: given})
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, f"nvext.{field}", "unknown_worker")
+    assert f"no worker '{given}' of this model; there are w1" in answer["error"]["message"]
+
+
+async def test_a_number_that_is_the_name_of_a_worker_is_taken(cluster: Any) -> None:
+    await cluster.start()
+    await cluster.add_worker("5")
+    await eventually(lambda: len(cluster.frontend.app._api.models.get("m").offer.workers) == 2)
+    status, _ = await cluster.chat("hi", nvext={"prefill_worker_id": 5})
+    assert status == 200
+    assert cluster.router.requests[-1].prefill_pinned == "5"

@@ -68,11 +68,12 @@ async def test_a_session_is_brought_back_on_request_with_all_that_was_said(clust
     assert cluster.metric("prefetches_total", cause="session", outcome="brought") == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
 async def test_a_prompt_is_brought_back_as_a_request_of_any_api_makes_it(cluster: Any, path: str) -> None:
     await cluster.start()
     said = {"model": "m", "max_tokens": 9, "messages": [QUESTION]}
-    body = {"model": "m", "input": "What do you see?"} if path == "/v1/responses" else said
+    others = {"/v1/responses": {"input": "What do you see?"}, "/v1/completions": {"prompt": "What do you see?"}}
+    body = {"model": "m", **others[path]} if path in others else said
     headers = {"anthropic-version": "2023-06-01"} if path == "/v1/messages" else {}
     await cluster.post(path, body, headers=headers)
     status, done = await cluster.post("/v1/kv/prefetch", {**body, "timeout_s": 5}, headers=headers)
@@ -99,13 +100,19 @@ async def test_only_what_the_worker_may_lack_is_sent_and_all_of_it_when_it_asks(
     assert cluster.worker.prefetches[0].prefix_key == keys[KEY_BYTES : 2 * KEY_BYTES]
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"model": "m"}, {"model": "m", "prompt": "hi"}, {"session_id": ""}, {"session": "s1"}]
-)
+@pytest.mark.parametrize("body", [{}, {"model": "m"}, {"session_id": ""}, {"session": "s1"}])
 async def test_a_prefetch_of_nothing_is_refused(cluster: Any, body: dict[str, Any]) -> None:
     await cluster.start()
     status, answer = await cluster.post("/v1/kv/prefetch", body)
     assert (status, answer["error"]["param"]) == (400, "session_id")
+
+
+async def test_a_prefetch_says_what_it_does_not_take(cluster: Any) -> None:
+    await cluster.start()
+    status, answer = await cluster.post("/v1/kv/prefetch", {"session_id": "s1", "timeout": 5})
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "timeout", "unknown_field")
+    status, answer = await cluster.post("/v1/kv/prefetch", {"model": "m", "prompt": ["a", "b"]})
+    assert (status, answer["error"]["param"]) == (400, "prompt")
 
 
 async def test_a_prefetch_that_takes_too_long_and_one_too_many_are_told(cluster: Any) -> None:

@@ -87,6 +87,7 @@ async def test_a_retention_time_of_responses_pins_the_prompt_and_tells_what_it_w
     for given in ("for ever", "24h\n", "0h", "99999999d", "1e300s"):
         status, found = await cluster.respond(prompt_cache_retention=given)
         assert (status, found["error"]["param"]) == (400, "prompt_cache_retention")
+        assert "expected 'in_memory', or a time such as '24h'" in found["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/completions"])

@@ -20,7 +20,7 @@ from kvbus_frontend.adapters.speculation import Speculator
 from kvbus_frontend.core.admission import Admission
 from kvbus_frontend.core.conversation import FindWritten
 from kvbus_frontend.core.failures import told
-from kvbus_frontend.core.jobs import JobTemplate
+from kvbus_frontend.core.jobs import JobTemplate, check_pins
 from kvbus_frontend.core.outputs import Output, OutputBuffer
 from kvbus_frontend.core.sampling import salt_of
 from kvbus_frontend.core.tenants import given_key, key_name, tenant_of
@@ -205,7 +205,9 @@ class Api:
         guidance: Guidance | None = None,
         retention: tuple[Retention, ...] = (),
     ) -> JobTemplate:
-        """``client``: the name of the API key; ``input_trigger``: what the request answers."""
+        """``client``: the name of the API key; ``input_trigger``: what the request answers. Raise ApiError."""
+        if request.nvext is not None:
+            check_pins(request.nvext, (*model.offer.workers, *model.offer.others))
         return JobTemplate(
             request,
             model.text.generation,

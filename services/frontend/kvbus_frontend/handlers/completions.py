@@ -1,7 +1,7 @@
 """POST /v1/completions"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
@@ -10,6 +10,7 @@ from kvbus_frontend.adapters.models import ServedModel
 from kvbus_frontend.adapters.request_run import Choice
 from kvbus_frontend.core.choice_stream import ChoiceStream
 from kvbus_frontend.core.completion_output import CompletionOutput
+from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.openai_stream import Envelope
 from kvbus_frontend.core.prompt import Prompt, prompt_of
 from kvbus_frontend.core.requests import check_count, check_vocabulary, completion_prompt
@@ -41,17 +42,7 @@ class CompletionsHandler:
     async def post(self, http_request: web.Request) -> web.StreamResponse:
         async with self._api.admitted("completions", new_id("cmpl"), http_request) as ticket:
             body = await self._api.read(http_request)
-            request = with_headers(self._decoder.decode(body), read_headers(http_request.headers))
-            ticket.model = request.model[:MAX_NAME_IN_LOG]
-            request.check()
-            if request.echo and request.logprobs is not None:
-                raise InvalidRequest("'echo' with 'logprobs' is not supported.", param="logprobs", code="unsupported")
-            prompts = request.prompts
-            check_count(len(prompts) * (request.n or 1), self._api.settings.max_choices, "choices", "n")
-            model = self._api.model(request.model)
-            check_vocabulary(request, model.text.tokenizer.vocab_size)
-            prepared = await self._api.prepare(len(body), lambda: _prepare(request, prompts, model, self._api))
-            choices, echoes = self._choices(request, model, prepared, ticket)
+            request, model, choices, echoes = await self._begin(ticket, body, http_request.headers)
             envelope = Envelope(
                 id=ticket.request_id,
                 created=int(time.time()),
@@ -64,6 +55,28 @@ class CompletionsHandler:
             )
             output = CompletionOutput(envelope, echoes)
             return await self._api.respond(http_request, ticket, choices, output, stream=request.wants_stream)
+
+    async def job(self, ticket: Ticket, body: bytes, headers: Mapping[str, str]) -> Job:
+        """Of a request with one prompt, as it would be run. Raise ApiError."""
+        _, _, choices, _ = await self._begin(ticket, body, headers)
+        if any(choice.leader for choice in choices):
+            raise InvalidRequest("Give one prompt.", param="prompt", code="too_many")
+        return choices[0].job
+
+    async def _begin(
+        self, ticket: Ticket, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[CompletionRequest, ServedModel, list[Choice], dict[int, str]]:
+        request = with_headers(self._decoder.decode(body), read_headers(headers))
+        ticket.model = request.model[:MAX_NAME_IN_LOG]
+        request.check()
+        if request.echo and request.logprobs is not None:
+            raise InvalidRequest("'echo' with 'logprobs' is not supported.", param="logprobs", code="unsupported")
+        prompts = request.prompts
+        check_count(len(prompts) * (request.n or 1), self._api.settings.max_choices, "choices", "n")
+        model = self._api.model(request.model)
+        check_vocabulary(request, model.text.tokenizer.vocab_size)
+        prepared = await self._api.prepare(len(body), lambda: _prepare(request, prompts, model, self._api))
+        return request, model, *self._choices(request, model, prepared, ticket)
 
     def _choices(
         self, request: CompletionRequest, model: ServedModel, prepared: Sequence[_Prepared], ticket: Ticket

@@ -10,6 +10,7 @@ from aiohttp import web
 from kvbus_frontend.adapters.session_keeper import SessionKeeper
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.handlers.api import Api, Ticket, json_response
+from kvbus_frontend.handlers.completions import CompletionsHandler
 from kvbus_frontend.handlers.prompt import AskedReader
 from kvbus_frontend.handlers.sessions import SessionsHandler, unknown_session
 from kvbus_protocols.decoding import RequestDecoder
@@ -23,12 +24,18 @@ from kvbus_wire.frontend import PrefetchSession, SessionPrefetched, SessionScope
 
 class PrefetchHandler:
     def __init__(
-        self, api: Api, keeper: SessionKeeper, sessions: SessionsHandler, readers: Mapping[PromptApi, AskedReader]
+        self,
+        api: Api,
+        keeper: SessionKeeper,
+        sessions: SessionsHandler,
+        readers: Mapping[PromptApi, AskedReader],
+        completions: CompletionsHandler | None,
     ) -> None:
         self._api = api
         self._keeper = keeper
         self._sessions = sessions
         self._readers = readers
+        self._completions = completions
         self._asked = RequestDecoder(PrefetchRequest)
         self._members = RequestDecoder(dict[str, Any])
 
@@ -39,6 +46,7 @@ class PrefetchHandler:
             most_s = self._api.settings.prefetch_s
             deadline_s = time.time() + min(most_s, asked.timeout_s or most_s)
             if asked.session_id is not None:
+                self._check_alone(body)
                 scope = self._sessions.scope(http_request)
                 done = await self._session(scope, asked.session_id, deadline_s)
             else:
@@ -54,6 +62,16 @@ class PrefetchHandler:
                     onboarded_tokens=done.onboarded_tokens,
                 )
             )
+
+    def _check_alone(self, body: bytes) -> None:
+        """Of a session there is nothing more to say, so what else is said is a mistake. Raise InvalidRequest."""
+        for name in self._members.decode(body):
+            if name not in PrefetchRequest.__struct_fields__:
+                raise InvalidRequest(
+                    f"Unknown field '{name}': with a 'session_id' there is only 'timeout_s'.",
+                    param=name,
+                    code="unknown_field",
+                )
 
     async def of_session(self, asked: PrefetchSession) -> SessionPrefetched:
         """For another frontend. Raise RequestFailed."""
@@ -79,13 +97,17 @@ class PrefetchHandler:
         return max(found, key=lambda done: done.prompt_tokens)
 
     async def _job(self, http_request: web.Request, ticket: Ticket, body: bytes) -> Job:
-        """Of a request of any API that renders a conversation. Raise ApiError."""
+        """Of a request of any API. Raise ApiError."""
         members = self._members.decode(body)
         given = {name: value for name, value in members.items() if name != "timeout_s"}
         name = http_request.query.get("api") or _api_of(given, http_request)
+        if name == "completions" and self._completions is not None:
+            return await self._completions.job(ticket, body, http_request.headers)
         reader = next((reader for known, reader in self._readers.items() if known == name), None)
         if reader is None:
-            raise InvalidRequest("Give a 'session_id', or a 'model' with 'messages' or 'input'.", param="session_id")
+            raise InvalidRequest(
+                "Give a 'session_id', or a 'model' with 'messages', 'input' or 'prompt'.", param="session_id"
+            )
         asked = await reader.read(ticket, body, http_request.headers)
         begun = await asked.begin(ticket, asked.conversation(asked.document))
         return begun.choices[0].job
@@ -95,5 +117,5 @@ def _api_of(members: Mapping[str, Any], http_request: web.Request) -> str:
     if "input" in members:
         return "responses"
     if "messages" not in members:
-        return ""
+        return "completions" if "prompt" in members else ""
     return "messages" if "system" in members or "anthropic-version" in http_request.headers else "chat"
