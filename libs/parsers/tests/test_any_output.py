@@ -156,3 +156,33 @@ def _scanned(tool: str, text: str) -> int:
         parser.feed(character)
     parser.finish("stop")
     return parser._source.scanned
+
+
+_OF_JSON_TAGS = (
+    "cohere_command",
+    "default",
+    "ernie45",
+    "gigachat3",
+    "granite",
+    "granite_20b_fc",
+    "hermes",
+    "jamba",
+    "longcat",
+)
+_CALL = '{"name": "f", "arguments": {"a": 1}}'
+
+
+@pytest.mark.parametrize("tool", [*_OF_JSON_TAGS, "nemotron_deci"])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_text_behind_a_call_is_kept_to_the_last_bracket(tool: str, data: st.DataObject) -> None:
+    """An opener without a call behind it is text, and so are the brackets before it."""
+    openers = list(tool_formats()[tool].openers)
+    pieces = st.sampled_from(["]", "}", "]]", "w", " w ", "\n", *openers])
+    text = "".join(data.draw(st.lists(pieces, min_size=1, max_size=6)))
+    text = f"{text}w"  # nothing that stands behind an opener here begins a call
+    output = data.draw(st.sampled_from(openers)) + _CALL + text
+    assert _run(_open(tool), list(output), "stop") == _run(_open(tool), [output], "stop")
+    said = _run(_open(tool), [output], "stop")
+    assert [call.name for call in said.tool_calls] == ["f"]
+    assert "".join((said.content or "").split()) == "".join(text.split())

@@ -58,7 +58,7 @@ def json_tags(
             source.keep(recording)
         else:
             source.keep(recording)
-            yield from _bodies(context, keys, stops)
+            yield from _bodies(context, keys, opening, closing)
         space = yield from source.skip_space()
         if not (yield from source.one_of(closing)):
             source.unread(space)
@@ -69,9 +69,10 @@ def json_tags(
     return ToolFormat(name, openers, read, closers + strays, leading=leading, reasoning=reasoning, framing=framing)
 
 
-def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
+def _bodies(context: Context, keys: CallKeys, opening: Markers, closing: Markers) -> Step[None]:
     """The JSON of one block: an object or an array, or several of them."""
     source = context.source
+    stops = markers(*opening.texts, *closing.texts)
     called = False
     while (yield from source.ahead("{[")) and not (called and (yield from _at_empty_array(context))):
         ended: CallEnd | None = yield from call_or_array(context, keys, stops)
@@ -80,28 +81,46 @@ def _bodies(context: Context, keys: CallKeys, stops: Markers) -> Step[None]:
         while ended is CallEnd.CALLED:
             called = True
             context.sink.marker()
-            if (ended := (yield from _call_behind_left_over(context, keys, stops))) is None:
+            if (ended := (yield from _call_behind_left_over(context, keys, opening, closing))) is None:
                 break
         else:
             break
 
 
-def _call_behind_left_over(context: Context, keys: CallKeys, stops: Markers) -> Step[CallEnd | None]:
+def _call_behind_left_over(
+    context: Context, keys: CallKeys, opening: Markers, closing: Markers
+) -> Step[CallEnd | None]:
     """One brace too many behind a call, or the brackets of an array that are missing on the other side, are forgiven where another
-    call or a marker follows. None: none follows; what is no left-over then is text."""
+    call or the end of the block follows. None: no call follows here; what is no left-over then is text."""
     source = context.source
     recording = source.record()
     left_over = yield from source.take_while(_LEFT_OVER)
     if left_over.strip() and (yield from source.peek()) == "{":
-        ended = yield from call_object(context, keys, stops)
+        ended = yield from call_object(context, keys, markers(*opening.texts, *closing.texts))
         if ended is not CallEnd.REJECTED:
             source.keep(recording)
             return ended
-    elif left_over and (yield from at_marker(context, stops)):
+    elif left_over and (yield from _at_end_of_block(context, opening, closing)):
         source.keep(recording)
         return None
     source.rewind(recording)
     return None
+
+
+def _at_end_of_block(context: Context, opening: Markers, closing: Markers) -> Step[bool]:
+    """Whether a closer stands here, or an opener with a body behind it. An opener without one is text, as what is before it."""
+    source = context.source
+    if (yield from at_marker(context, closing)):
+        return True
+    recording = source.record()
+    found = False
+    if (yield from source.one_of(opening)):
+        yield from source.skip_space()
+        if (yield from source.one_of(opening)):  # twice, as where a block begins
+            yield from source.skip_space()
+        found = yield from source.ahead("{[")
+    source.rewind(recording)
+    return found
 
 
 def _at_empty_array(context: Context) -> Step[bool]:
