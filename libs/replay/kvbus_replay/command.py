@@ -79,6 +79,8 @@ def main(argv: Sequence[str]) -> int:
         print(line_of(result), flush=True)
         if failures := why_failed(result, trace, shape):
             print(f"kvbus replay: {failures}", file=sys.stderr)
+    if same := retentions_alike([result for result, _ in runs], len(retentions)):
+        print(f"kvbus replay: {same}", file=sys.stderr)
     report = Report(
         trace=trace.name,
         block_size=trace.block_size,
@@ -107,6 +109,24 @@ def why_failed(result: Result, trace: Trace, shape: ClusterShape) -> str:
     if longest > shape.worker.kv_tokens:
         hint = f"; the longest call has {longest} tokens, and the KV blocks of a worker hold {shape.worker.kv_tokens} (--kv-tokens)"
     return f"{result.policy}: calls failed: {reasons}{hint}"
+
+
+def retentions_alike(results: Sequence[Result], retentions: int) -> str:
+    """For the person at the terminal, where what callers say made no difference to any policy; ``results``: in the order of the
+    runs, each policy with each of so many ``retentions``. Empty when it made one, or only one was asked for."""
+    groups = [results[at : at + retentions] for at in range(0, len(results), retentions)]
+    alike = [{_outcome(result) for result in group} for group in groups]
+    if retentions < 2 or any(len(different) > 1 for different in alike):
+        return ""
+    return (
+        "the lines are the same whatever --retention says: it matters only where blocks have to go; "
+        "give --pressure X (2, say), or fewer --kv-tokens"
+    )
+
+
+def _outcome(result: Result) -> bytes:
+    """All but what it was asked for, and how long it took here."""
+    return msgspec.json.encode(msgspec.structs.replace(result, policy="", retention="", wall_s=0.0))
 
 
 def run_policy(
@@ -205,13 +225,15 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         choices=RETENTIONS,
         help="what callers say of their blocks: on: prompts are pinned for 5 minutes, what ended sessions held is "
-        "dropped; off: nothing; lru: nothing, and the least recently used go first; may be given several times (default: off)",
+        "dropped; off: nothing; lru: nothing, and the least recently used go first; may be given several times (default: off). It "
+        "makes a difference only where blocks have to go: see --pressure",
     )
     parser.add_argument(
         "--pressure",
         type=_rate,
         metavar="X",
-        help="instead of --kv-tokens: so few that the open sessions need X times of them (tried out before, with endless ones)",
+        help="instead of --kv-tokens: so few that the open sessions need X times of them (tried out before, with endless ones); "
+        "above 1 blocks have to go",
     )
     engine, shape = parser.add_argument_group("each worker"), WorkerShape()
     engine.add_argument("--kv-tokens", type=_positive, default=shape.kv_tokens, help="what its KV blocks hold")

@@ -144,3 +144,16 @@ def test_the_command_compares_retentions_under_pressure(tmp_path: Path, capsys: 
     assert 0 <= result["recomputed_share"] <= 1
     assert report["cluster"]["worker"]["kv_tokens"] >= result["working_set_tokens"] / 3 - 1
     assert "each worker holds" in capsys.readouterr().out
+
+
+def test_without_pressure_the_command_says_why_all_retentions_are_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    shape = ["--sessions", "4", "--typical-calls", "3", "--harnesses", "1", "--system-tokens", "300", "600"]
+    assert synth_command.main([str(trace), "--seed", "1", *shape]) == 0
+    flags = ["--workers", "1", "--policy", "kv", "--retention", "off", "--retention", "lru"]
+    assert command.main([str(trace), *flags]) == 0
+    assert "the lines are the same whatever --retention says" in capsys.readouterr().err
+    assert command.main([str(trace), "--workers", "1", "--policy", "kv"]) == 0
+    assert "the same" not in capsys.readouterr().err
