@@ -129,3 +129,28 @@ async def test_a_worker_is_told_whose_share_a_request_counts_against(cluster: An
     await cluster.start()
     await cluster.post("/v1/chat/completions", cluster.body(), headers={"x-tenant-id": "acme"})
     assert cluster.worker.requests[0].tenant == "acme"
+
+
+@pytest.mark.parametrize(("tells", "unpinned"), [(True, 8), (False, None)])
+async def test_what_was_pinned_is_told_by_the_worker_also_where_a_stop_string_ends_the_answer(
+    cluster: Any, tells: bool, unpinned: int | None
+) -> None:
+    await cluster.start(rest_timeout_s=30.0 if tells else 0.01)
+
+    async def play(output: Any) -> None:
+        await output.started()
+        await output.say("one END")
+        await cluster.worker.cancelled()
+        await output.say("more")
+        if tells:
+            await output.end("cancelled", unpinned=8)
+
+    cluster.worker.play = play
+    retention = [{"class": "pinned", "ttl_s": 60.0}]
+    _, found = await cluster.chat(kvbus={"retention": retention}, stop=["END"])
+    assert found["choices"][0]["message"]["content"] == "one "
+    assert found["choices"][0]["finish_reason"] == "stop"
+    # What nobody tells counts as not kept.
+    expected = unpinned or found["usage"]["prompt_tokens"]
+    assert found["usage"]["prompt_tokens_details"]["unpinned_tokens"] == expected
+    assert len(cluster.worker.cancels) == 1

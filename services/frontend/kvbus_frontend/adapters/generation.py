@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvbus_frontend.core.attempts import GapInOutput, Progression
-from kvbus_frontend.core.dispatch import Job, generate_message, known_blocks, route_request
+from kvbus_frontend.core.dispatch import Job, asked_pins, generate_message, known_blocks, route_request
 from kvbus_frontend.core.failures import api_error
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.settings import FrontendSettings
@@ -52,7 +52,8 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """``reason``: stop or length. ``unpinned_tokens`` of the prompt were to be kept and are not."""
+    """``reason``: stop or length, or cancelled for one that was called off. ``unpinned_tokens`` of the prompt were to be kept and
+    are not; what nobody tells counts as not kept."""
 
     reason: str
     stop_token_id: int | None
@@ -103,16 +104,19 @@ class Generator:
         )
         self._resent = metrics.counter("prefix_misses", "workers that asked for all tokens of a prompt")
 
-    async def run(self, job: Job, reason: Callable[[], str]) -> AsyncGenerator[Event, None]:
+    async def run(
+        self, job: Job, reason: Callable[[], str], called_off: Callable[[], bool] = lambda: False
+    ) -> AsyncGenerator[Event, None]:
         """The events of a choice, `Finished` last. Raise ApiError.
 
         Close it (``aclosing``) when no more is wanted: the worker is told then, with ``reason()``, and the router that the
-        request is over. The caller bounds the time.
+        request is over. Or let ``called_off()`` be true, and go on: the worker is told at the next event, and what it says of its
+        end is the last one. The caller bounds the time.
         """
         state = Progression(job, 0 if job.speculative else self._settings.migration_limit)
         while True:
             try:
-                async with aclosing(self._attempt(state, reason)) as events:
+                async with aclosing(self._attempt(state, reason, called_off)) as events:
                     async for event in events:
                         yield event
                 return
@@ -132,10 +136,12 @@ class Generator:
                 if lost.reply.code is ErrorCode.NO_WORKERS:
                     await asyncio.sleep(self._pause(state.attempt))
             if state.is_complete:
-                yield Finished("length", None)
+                yield Finished("length", None, asked_pins(job))
                 return
 
-    async def _attempt(self, state: Progression, reason: Callable[[], str]) -> AsyncGenerator[Event, None]:
+    async def _attempt(
+        self, state: Progression, reason: Callable[[], str], called_off: Callable[[], bool]
+    ) -> AsyncGenerator[Event, None]:
         job, request_id = state.job, state.request_id
         prompt = state.prompt()
         worker_id = ""
@@ -156,6 +162,12 @@ class Generator:
                         return
                     if (event := self._progress(state, item)) is not None:
                         yield event
+                        if called_off():
+                            cause = reason()
+                            finished = await self._end_of_called_off(state, stream, worker_id, cause)
+                            over = True  # the worker has been told
+                            yield finished
+                            return
                 raise _Lost(worker_id, _unavailable("the stream has ended without an end"))
             except (StreamLost, GapInOutput) as problem:
                 cause = "stream_lost"
@@ -268,6 +280,24 @@ class Generator:
         if worker_id and cancel_reason:
             self._cancels.labels(cancel_reason).inc()
             self._later(self._cancel(worker_id, Cancel(request_id=request_id, reason=cancel_reason)), "cancel")
+
+    async def _end_of_called_off(self, state: Progression, stream: StepStream, worker_id: str, reason: str) -> Finished:
+        """Tell the worker, and hear what became of the pins: only it knows, and says so at the end."""
+        self._cancels.labels(reason).inc()
+        self._later(self._cancel(worker_id, Cancel(request_id=state.request_id, reason=reason)), "cancel")
+        unpinned = asked_pins(state.job)
+        try:
+            async with asyncio.timeout(self._settings.rest_timeout_s):
+                async for item in stream:
+                    if isinstance(item, Delta):
+                        state.accept(item)
+                    elif isinstance(item, Ended):
+                        unpinned = item.usage.unpinned_tokens
+        except (TimeoutError, StreamLost, StreamOverflow, GapInOutput):
+            self._rests_cut.inc()
+        if state.job.session is not None:
+            self.on_rest(state.job, state.output)
+        return Finished("cancelled", None, unpinned)
 
     async def _hear_rest(self, state: Progression, stream: StepStream) -> None:
         """A worker says a few tokens more before it hears of the end. They are in its blocks, which belong to the session; so are

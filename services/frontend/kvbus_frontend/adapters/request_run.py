@@ -10,7 +10,7 @@ import msgspec
 
 from kvbus_frontend.adapters.generation import Begun, Event, Finished, Generator, Placed, Tokens
 from kvbus_frontend.core.choice_stream import ChoiceStream, Said
-from kvbus_frontend.core.dispatch import Job
+from kvbus_frontend.core.dispatch import Job, asked_pins
 from kvbus_frontend.core.failures import internal_error
 from kvbus_frontend.core.outputs import BufferFull, ChoiceOutput, Finish, OutputBuffer
 from kvbus_frontend.core.retention import Lease
@@ -155,7 +155,8 @@ class RequestRun:
             async with asyncio.timeout_at(self._deadline):
                 await self._generate(index, choice)
         except TimeoutError:
-            self._fail(ApiError(504, "The request took longer than this server allows.", code="deadline_exceeded"))
+            if not choice.has_ended:  # else it has only waited to hear of the pins
+                self._fail(ApiError(504, "The request took longer than this server allows.", code="deadline_exceeded"))
         except BufferFull as problem:
             self._fail(ApiError(499, f"The client reads too slowly: {problem}.", code="slow_client"))
         except ApiError as problem:
@@ -171,10 +172,20 @@ class RequestRun:
         if choice.leader != index:
             await self._placed[choice.leader].wait()
             job = msgspec.structs.replace(job, pinned=self._choices[choice.leader].worker_id)
-        async with aclosing(self._generator.run(job, self._cancel_reason)) as events:
-            async for event in events:
-                if self._apply(index, choice, event):
-                    return
+        unpinned = asked = asked_pins(job)
+        run = self._generator.run(job, self._cancel_reason, lambda: choice.has_ended)
+        try:
+            async with aclosing(run) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        unpinned = event.unpinned_tokens
+                        if not choice.has_ended:
+                            self._apply(index, choice, event)
+                        return
+                    if self._apply(index, choice, event) and not asked:
+                        return
+        finally:
+            choice.unpinned_tokens = unpinned  # what no worker has told counts as not kept
 
     def _apply(self, index: int, choice: Choice, event: Event) -> bool:
         """Whether the choice has ended."""
@@ -192,8 +203,7 @@ class RequestRun:
                     self._has_token = True
                     self._on_first_token()
                 return self._put(index, choice, choice.stream.push(ids, logprobs))
-            case Finished(reason, stop_token_id, unpinned_tokens):
-                choice.unpinned_tokens = unpinned_tokens
+            case Finished(reason, stop_token_id):
                 stop = stop_token_id if stop_token_id in choice.stop_token_ids else None
                 return self._put(index, choice, choice.stream.finish(Finish(reason, stop)))
         self._news.set()

@@ -117,6 +117,13 @@ def prefetch_message(job: Job, *, prefix_blocks: int) -> Prefetch:
     )
 
 
+def asked_pins(job: Job) -> int:
+    """Tokens of the prompt that are to be pinned."""
+    count = job.prompt.count
+    pinned = (kept for kept in job.retention if kept.kind == "pinned")
+    return sum(max(0, min(kept.end or count, count) - kept.start) for kept in pinned)
+
+
 def known_blocks(placement: Placement, prompt: Prompt) -> int:
     """Leading blocks that the placed worker is believed to hold on its device."""
     return placement.cached_tokens // prompt.block_size
