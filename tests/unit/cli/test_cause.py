@@ -20,6 +20,11 @@ def test_what_is_no_log_is_told_as_it_is() -> None:
     assert cause_of([STARTED, "Traceback ..", "ImportError: no numba", ""], "indexer") == "ImportError: no numba"
 
 
+def test_a_hint_is_not_the_cause() -> None:
+    lines = ["kvbus kvbm: error: g2_bytes must be above 0", "kvbus kvbm --help tells what there is."]
+    assert cause_of(lines, "kvbm") == lines[0]
+
+
 def test_who_was_killed_has_said_nothing_of_it() -> None:
     assert cause_of([STARTED], "router") == ""
     assert cause_of([], "router") == ""

@@ -23,6 +23,7 @@ def cause_of(lines: Sequence[str], service: str) -> str:
         if entry is not None and entry.get("level") in _SEVERE:
             return _told(entry, service)[:_LONGEST_CHARS]
     plain = [line for line, entry in entries if entry is None]
+    plain = [line for line in plain if ": error: " in line] or plain  # a hint follows what a command line says is wrong
     return plain[-1].strip()[:_LONGEST_CHARS] if plain else ""
 
 
