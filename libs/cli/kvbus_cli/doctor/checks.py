@@ -92,6 +92,12 @@ def _services(instances: Sequence[InstanceRecord]) -> Iterator[Finding]:
         if draining:
             level = Level.WARNING if len(draining) == len(found) else Level.NOTE
             yield Finding(level, service, f"draining: {', '.join(draining)}")
+        loading = [
+            f"{record.instance_id} ({record.loading})" for record in found if not record.worker and record.loading
+        ]
+        if loading:
+            level = Level.WARNING if len(loading) == len(found) else Level.NOTE
+            yield Finding(level, service, f"still loading, so no request goes there: {', '.join(loading)}")
 
 
 def _versions(instances: Sequence[InstanceRecord]) -> Iterator[Finding]:

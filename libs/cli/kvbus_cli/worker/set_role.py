@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
     async def ask(bus: Bus) -> list[Reply]:
         replies = []
-        there = [record.instance_id for record in await instances(bus, "worker")]
+        there = [record.instance_id for record in await instances(bus, "worker") if record.worker]
         for worker_id in workers:
             if worker_id not in there:
                 replies.append(Reply(worker_id, problem=f"no such worker; there are: {', '.join(there) or 'none'}"))
