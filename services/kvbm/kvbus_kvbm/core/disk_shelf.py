@@ -114,23 +114,13 @@ class Shelf:
         return segment
 
     def remove_segment(self, segment: Segment) -> None:
-        """Take it away with all that lies in it; see `is_quiet`."""
+        """Take it away with all that lies in it; nobody may read or write there."""
         segment.closing = True
         self._open.pop(segment.number, None)
         blocks = [b for b in self._blocks.values() if b.segment == segment.number]
         for block in sorted(blocks, key=lambda b: b.depth, reverse=True):
             self._evict(block)
         del self.segments[segment.number]
-
-    def is_quiet(self, segment: Segment) -> bool:
-        """Does nobody read or write any of its slots?"""
-        taken = segment.slots - len(segment.free)
-        for block in self._blocks.values():
-            if block.segment == segment.number:
-                if block.readers or not block.kept:
-                    return False
-                taken -= 1
-        return taken == 0
 
     def evict(self, now_s: float) -> bool:
         """Make room of one slot. False: nothing may go.

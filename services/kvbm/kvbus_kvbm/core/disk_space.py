@@ -67,10 +67,9 @@ class DiskSpace:
         giving = [s for s in self.shelves.values() if s is not shelf and s.segments]
         giving = [s for s in giving if not s.in_use or s.size_bytes > share]
         for other in sorted(giving, key=lambda s: (s.in_use, -s.size_bytes)):
-            loads = _loads(other, now_s)
-            for segment in sorted(other.segments.values(), key=lambda s: loads[s.number]):
-                if other.is_quiet(segment):
-                    return other, segment
+            loads = _quiet_loads(other, now_s)
+            if loads:
+                return other, other.segments[min(loads, key=lambda number: loads[number])]
         return None
 
     def surplus(self) -> list[tuple[Shelf, Segment]]:
@@ -87,11 +86,19 @@ class DiskSpace:
         return chosen
 
 
-def _loads(shelf: Shelf, now_s: float) -> dict[int, tuple[int, int, int]]:
-    """Of each segment: pinned blocks, blocks, and the negative sum of their depths: deep ones have the fewest below them."""
+def _quiet_loads(shelf: Shelf, now_s: float) -> dict[int, tuple[int, int, int]]:
+    """Of each segment of which nobody reads or writes a slot: pinned blocks, blocks, and the negative sum of their depths: deep
+    ones have the fewest below them. One pass over the blocks, which may be many: it runs on the event loop."""
     loads = dict.fromkeys(shelf.segments, (0, 0, 0))
+    busy: set[int] = set()
     for block in shelf:
+        if block.readers or not block.kept:
+            busy.add(block.segment)
         pinned, count, height = loads[block.segment]
         is_pinned = effective(block.directive, now_s).kind == "pinned"
         loads[block.segment] = (pinned + is_pinned, count + 1, height - block.depth)
+    # Taken slots without a block in the index are those of detached blocks that somebody still uses.
+    for number, segment in shelf.segments.items():
+        if number in busy or segment.slots - len(segment.free) != loads[number][1]:
+            del loads[number]
     return loads
