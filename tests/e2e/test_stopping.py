@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from kvbus_testkit.pausing import pause
 from kvbus_testkit.timing import eventually_sync
 from kvbus_testkit.up import KvbusUp, is_alive
 
@@ -59,7 +60,7 @@ def test_a_second_signal_kills_what_is_left(start_system: StartSystem) -> None:
     system = start_system()
     pids = system.pids()
     # A frontend that does not run cannot end: the orderly way would wait for it.
-    os.kill(system.processes("frontend")[0].pid, signal.SIGSTOP)
+    pause(system.processes("frontend")[0].pid)
     system.interrupt()
     eventually_sync(lambda: system.status.state == "stopping", what="stopping")
     system.interrupt()

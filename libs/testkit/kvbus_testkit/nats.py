@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kvbus_runtime.nats_server import ServerConfig, command, find_nats_server, read_url
+from kvbus_testkit.pausing import pause, resume
 from kvbus_testkit.timing import eventually_sync
 
 
@@ -94,14 +95,10 @@ class NatsServer:
         self.config = msgspec.structs.replace(self.config, max_payload_bytes=max_payload_bytes)
 
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        pause(self.pid)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, "the server is stopped"
-        self._process.send_signal(number)
+        resume(self.pid)
 
     def kill(self) -> None:
         """SIGKILL; the data stays."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvbus_testkit.pausing import pause, resume
 from kvbus_testkit.timing import eventually_sync
 
 ACCESS_KEY = "kvbus-test"
@@ -94,11 +95,11 @@ class S3Server:
     def pause(self) -> None:
         """It answers nobody any more; connections stay."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        pause(self._process.pid)
 
     def resume(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        resume(self._process.pid)
 
     def stop(self) -> None:
         """End the server and remove its data. Idempotent."""

@@ -1,9 +1,7 @@
 """What nixl alone has: agents of which each reads for one at a time, in threads when it is much."""
 
 import asyncio
-import os
 import secrets
-import signal
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvbus_testkit.pausing import pause, resume
 from kvbus_testkit.transfer import TransferPeer
 from kvbus_testkit.transfer_peer import pattern
 from kvbus_transfer import TransferAgent, TransferTimeout
@@ -92,7 +91,7 @@ def far_owner(place: Place, backend: str, monkeypatch: pytest.MonkeyPatch) -> It
     with peer_of(place, backend) as peer:
         yield peer
         if peer.process.poll() is None:
-            os.kill(peer.process.pid, signal.SIGCONT)
+            resume(peer.process.pid)
 
 
 async def test_memory_registered_anew_and_larger_at_the_same_place_is_read_by_all_channels(
@@ -154,13 +153,13 @@ async def test_an_agent_that_may_still_write_is_destroyed_before_the_targets_are
     region = far_owner.register("host", size, 2)
     grant, _ = far_owner.grant(region, [(0, size)], peer="reader")
     await reader.read(grant, [0], [bytearray(size)], backend="nixl")
-    os.kill(far_owner.process.pid, signal.SIGSTOP)
+    pause(far_owner.process.pid)
     target = bytearray(size)
     with pytest.raises(TransferTimeout):
         await reader.read(grant, [0], [target], backend="nixl", deadline_s=0.1)
     assert [agent() for agent in agents.made] == [None]
     target[:] = bytes(size)
-    os.kill(far_owner.process.pid, signal.SIGCONT)
+    resume(far_owner.process.pid)
     if size == 1000:  # of more, UCX's answer is cut short, which it does not survive at the owner
         again = bytearray(size)
         await reader.read(grant, [0], [again], backend="nixl")

@@ -2,7 +2,6 @@
 
 import asyncio
 import resource
-import signal
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from kvbus_runtime.errors import RequestFailed
 from kvbus_runtime.event_log import EventLog
 from kvbus_testkit.kvbm import STREAM_BYTES, by_hand, content, key
 from kvbus_testkit.nats import NatsServer
+from kvbus_testkit.pausing import pause, resume
 from kvbus_testkit.processes import ServiceProcess
 from kvbus_testkit.timing import eventually
 from kvbus_wire.errors import ErrorCode
@@ -35,10 +35,6 @@ def kvbm_process(nats_url: str, namespace: str, arena_dir: Path, instance_id: st
         "--kv-stream-max-bytes": str(STREAM_BYTES),
     }
     return ServiceProcess("kvbus_kvbm", [*(word for pair in arguments.items() for word in pair), *more])
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def resident_bytes(pid: int) -> int:
@@ -161,12 +157,11 @@ async def test_a_kvbm_that_was_stopped_for_a_while_ends_the_leases_that_ran_out(
         async with by_hand(nats_server.url, namespace, "worker-a", "kvbm-1") as worker:
             await worker.attach()
             reserved = await worker.reserve(["a"])
-            kvbm.send(signal.SIGSTOP)
-            await eventually(lambda: state_of(kvbm.pid) == "T")
+            pause(kvbm.pid)
             # Time goes on for a stopped process; the lease was not renewed meanwhile.
             ends_s = asyncio.get_running_loop().time() + 0.2
             await eventually(lambda: asyncio.get_running_loop().time() > ends_s)
-            kvbm.send(signal.SIGCONT)
+            resume(kvbm.pid)
             with pytest.raises(RequestFailed) as caught:
                 await worker.commit(reserved.lease_id, [1])
             assert caught.value.code is ErrorCode.GONE
