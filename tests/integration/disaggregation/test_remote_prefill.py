@@ -211,6 +211,40 @@ async def test_a_prompt_that_nobody_wants_any_more_when_there_is_memory_for_it_i
     await mocks.nothing_is_left()
 
 
+async def test_a_reader_is_not_silent_before_it_is_answered(mocks: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory to hand over may take its time to be made."""
+    bus, handler = mocks.asker.service.bus, mocks.app("p")._prefills
+    assert handler is not None
+    subject = bus.subjects.transfer("p")
+    prepared = asyncio.Event()
+    monkeypatch.setattr(handler._stager, "prepare", prepared.wait)
+    start = a_start(mocks, "p", lease_s=0.05)
+    waiting = asyncio.create_task(bus.request(subject, start, PrefillStarted, timeout_s=scaled(5)))
+    await eventually(lambda: mocks.metric("p", "remote_prefills_open") == 1, what="the job")
+    other = a_start(mocks, "p", "other", lease_s=0.05)
+    with monkeypatch.context() as at_once:
+        at_once.setattr(handler._stager, "prepare", nothing)
+        await bus.request(subject, other, PrefillStarted, timeout_s=scaled(5))
+    await eventually(lambda: mocks.metric("p", "remote_prefills", outcome="expired") == 1, what="the end of the other")
+    prepared.set()
+    assert (await waiting).prefill_id == "x"
+    await mocks.nothing_is_left()
+
+
+async def test_a_start_that_takes_too_long_leaves_nothing_behind(mocks: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, handler = mocks.asker.service.bus, mocks.app("p")._prefills
+    assert handler is not None
+    monkeypatch.setattr(handler._stager, "prepare", asyncio.Event().wait)
+    with pytest.raises(RequestFailed) as late:
+        await bus.request(bus.subjects.transfer("p"), a_start(mocks, "p"), PrefillStarted, timeout_s=0.1)
+    assert late.value.code is ErrorCode.DEADLINE_EXCEEDED
+    await mocks.nothing_is_left()
+
+
+async def nothing() -> None:
+    pass
+
+
 async def test_a_reader_with_a_short_lease_is_found_silent_before_one_with_a_long_one(mocks: Pair) -> None:
     bus = mocks.asker.service.bus
     for name, lease_s in (("long", 1000.0), ("short", 0.2)):

@@ -8,6 +8,7 @@ A staged chunk holds slots of the staging memory under a lease of the transfer a
 for nothing any more, or is silent for the job's lease. Slots are free again only after their lease has ended.
 """
 
+import math
 from collections.abc import Container, Iterator
 
 import msgspec
@@ -39,7 +40,7 @@ class PrefillJob(msgspec.Struct, kw_only=True, eq=False):
     keys: list[bytes]
     first_block: int
     lease_s: float
-    lease_until: float
+    lease_until: float = math.inf
     cached: int = 0
     ready: int = 0
     submitted: bool = False
@@ -135,7 +136,8 @@ class PrefillJobs:
         return [job for job in self._jobs.values() if job.lease_until <= now]
 
     def next_due(self) -> float | None:
-        return min((job.lease_until for job in self._jobs.values()), default=None)
+        due = min((job.lease_until for job in self._jobs.values()), default=math.inf)
+        return due if due < math.inf else None
 
     def check_integrity(self) -> None:
         """Raise AssertionError when an invariant is broken (a chunk that is being staged holds slots that no job shows)."""

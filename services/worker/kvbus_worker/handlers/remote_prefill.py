@@ -157,6 +157,9 @@ class RemotePrefillHandler:
             except ArenaError as error:
                 self._end(job, "no staging memory")
                 raise EngineError(ErrorCode.UNAVAILABLE, f"no memory to hand over: {error}", retryable=True) from error
+            except BaseException:  # cancelled, when it took too long for whoever asked
+                self._end(job, "not begun")
+                raise
             if self.jobs.get(job.prefill_id) is not job:
                 raise RequestFailed(gone("nobody waits for the prompt any more"))
             self._begin(job, message)
@@ -207,12 +210,10 @@ class RemotePrefillHandler:
             keys=keys,
             first_block=message.first_block,
             lease_s=lease_s,
-            lease_until=time.monotonic() + lease_s,
         )
         self.jobs.add(job)
         self._news[job.prefill_id] = asyncio.Event()
         self._idle.clear()
-        self._watch()
         self._note()
         return job
 
@@ -226,6 +227,8 @@ class RemotePrefillHandler:
         ).key()
 
     def _begin(self, job: PrefillJob, message: StartPrefill) -> None:
+        job.lease_until = time.monotonic() + job.lease_s  # not before: until it is answered its reader can say nothing
+        self._watch()
         job.advance(self._store)
         job.cached = job.ready
         request = EngineRequest(
