@@ -87,7 +87,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.ended_since: dict[str, dict[str, int]] = {w: {} for w in WORKERS}
         # By worker: requests in its last report that nobody keeps account of.
         self.untracked = dict.fromkeys(WORKERS, 0)
-        self.early: dict[tuple[str, str], Decision] = {}
+        self.early: dict[tuple[str, str], tuple[Decision, float]] = {}
         self.last_report: dict[str, LoadReport] = {}
         self.seq = 0
         self.join("w0")
@@ -109,7 +109,7 @@ class RouterMachine(RuleBasedStateMachine):
         for settled in self.dispatcher.joined(record(worker_id, self.incarnations[worker_id]), self.now):
             self.waiting.pop(settled.request_id)
         for key in [key for key in self.early if key[0] == worker_id]:
-            self.hear(self.early.pop(key))
+            self.hear(*self.early.pop(key))
         self.pump()
 
     @rule(worker_id=workers, told=st.booleans())
@@ -228,16 +228,17 @@ class RouterMachine(RuleBasedStateMachine):
         heard, settled = self.dispatcher.apply_decision(decision, self.now)
         assert [one.request_id for one in settled] == ([request_id] if request_id in self.waiting else [])
         self.waiting.pop(request_id, None)
-        assert heard is self.hear(decision)
+        assert heard is self.hear(decision, self.now)
         self.pump()
 
-    def hear(self, decision: Decision) -> Heard:
+    def hear(self, decision: Decision, at: float) -> Heard:
+        """``at``: when it came, which may be before its worker was known."""
         worker_id, request_id = decision.worker_id, decision.request_id
         if request_id in self.over:
             return Heard.ENDED
         if worker_id not in self.present:
             self.early.pop((worker_id, request_id), None)
-            self.early[worker_id, request_id] = decision
+            self.early[worker_id, request_id] = decision, at
             return Heard.EARLY
         if decision.incarnation < self.incarnations[worker_id]:
             return Heard.OLD_INCARNATION
@@ -254,7 +255,7 @@ class RouterMachine(RuleBasedStateMachine):
         if known is not None and (known.listed or decided < known.decided):
             return Heard.SUPERSEDED
         self.release(request_id)
-        self.add(request_id, ModelRequest(worker_id, TOKENS[request_id], self.now, decided))
+        self.add(request_id, ModelRequest(worker_id, TOKENS[request_id], at, decided))
         self.ended_since[worker_id].pop(request_id, None)
         return Heard.APPLIED
 
