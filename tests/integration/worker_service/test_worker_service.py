@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -459,9 +460,22 @@ async def test_draining_finishes_or_hands_back_what_runs(nats_server: NatsServer
                 lambda: (record := frontend.service.directory.get("w1")) is not None and record.draining,
                 what="a draining record",
             )
-            with pytest.raises(RequestFailed) as caught:
-                await frontend.send("w1", frontend.generate("late", [1], mock=MockOutput(output="x")))
-            assert (caught.value.code, caught.value.retryable) == (ErrorCode.DRAINING, True)
+            numbers = count()
+            refusals: list[RequestFailed] = []
+
+            async def is_refused() -> bool:
+                """The record says so a moment before the worker acts on it."""
+                try:
+                    await frontend.send(
+                        "w1", frontend.generate(f"late{next(numbers)}", [1], mock=MockOutput(output="x"))
+                    )
+                except RequestFailed as refusal:
+                    refusals.append(refusal)
+                return bool(refusals)
+
+            refused: Callable[[], Any] = is_refused
+            await eventually(refused, what="a refusal")
+            assert (refusals[0].code, refusals[0].retryable) == (ErrorCode.DRAINING, True)
         short, long = await frontend.end_of("short"), await frontend.end_of("long")
         assert short.reason == "stop"
         assert long.error is not None
