@@ -7,15 +7,15 @@ points of a seed.
 import asyncio
 import os
 import signal
-import socket
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
 import pytest
 
+from kvbus_cli.up.ports import free_port_picker
 from kvbus_testkit.proxy import TcpProxy
 from kvbus_testkit.system import Answer, System
 from kvbus_testkit.timing import eventually, scaled
@@ -56,7 +56,9 @@ class Disaggregated(System):
         self._proxies = AsyncExitStack()
 
     async def prepare(self) -> None:
-        for name, port in zip(PREFILL, free_ports(len(PREFILL)), strict=True):
+        free_port = free_port_picker(Random())
+        for name in PREFILL:
+            port = free_port()
             proxy = TcpProxy(f"tcp://127.0.0.2:{port}", port)
             self.transfers[name] = await self._proxies.enter_async_context(proxy)
             self.flags[name] += ("--transfer-host", "127.0.0.2", "--transfer-port", str(port))
@@ -72,13 +74,6 @@ class Disaggregated(System):
     async def left_over(self) -> list[tuple[str, str, float]]:
         found = [(name, g, await self.metric(name, f"kvbus_worker_{g}")) for name in self.workers for g in GAUGES]
         return [each for each in found if each[2]]
-
-
-def free_ports(count: int) -> list[int]:
-    """At both addresses."""
-    with ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in taken]
 
 
 def question(number: int) -> dict[str, Any]:

@@ -95,19 +95,8 @@ def ucx_perftest_gbps(size_bytes: int, iterations: int) -> float:
         raise NoPerftest(f"{binary} cannot be run")
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            arguments = [
-                "127.0.0.1",
-                "-t",
-                "tag_bw",
-                "-s",
-                str(size_bytes),
-                "-n",
-                str(iterations),
-                "-w",
-                str(iterations),
-                "-f",
-            ]
-            text = _client([*command, *arguments], env)
+            measure = f"127.0.0.1 -t tag_bw -s {size_bytes} -n {iterations} -w {iterations} -f"
+            text = _client([*command, *measure.split()], env)
         finally:
             server.kill()
     found = re.findall(r"[\d.]+", text.strip().splitlines()[-1]) if text.strip() else []

@@ -28,9 +28,9 @@ from kvbus_runtime.nats_server import NatsServerNotFound
 from kvbus_runtime.service import LONGEST_END_S
 
 _ENGINES = "kvbus.engines"
+"""Entry points of engines that others provide."""
 BUS_TIMEOUT_S = 5.0
 MOST_WORKERS = 1024
-"""Entry points of engines that others provide."""
 
 _EPILOG = f"""\
 A service that dies is reported, and why. Nothing restarts itself: while another of its kind lives (the workers)

@@ -278,40 +278,41 @@ class Generator:
     ) -> None:
         self._note(Progress(request_id=request_id, model=model, phase="finished", output_tokens=output_tokens))
         if worker_id and cancel_reason:
-            self._cancels.labels(cancel_reason).inc()
-            self._later(self._cancel(worker_id, Cancel(request_id=request_id, reason=cancel_reason)), "cancel")
+            self._tell_cancelled(worker_id, request_id, cancel_reason)
+
+    def _tell_cancelled(self, worker_id: str, request_id: str, reason: str) -> None:
+        self._cancels.labels(reason).inc()
+        self._later(self._cancel(worker_id, Cancel(request_id=request_id, reason=reason)), "cancel")
 
     async def _end_of_called_off(self, state: Progression, stream: StepStream, worker_id: str, reason: str) -> Finished:
         """Tell the worker, and hear what became of the pins: only it knows, and says so at the end."""
-        self._cancels.labels(reason).inc()
-        self._later(self._cancel(worker_id, Cancel(request_id=state.request_id, reason=reason)), "cancel")
-        unpinned = asked_pins(state.job)
+        self._tell_cancelled(worker_id, state.request_id, reason)
+        ended = await self._rest(state, stream)
+        if state.job.session is not None:
+            self.on_rest(state.job, state.output)
+        return Finished("cancelled", None, asked_pins(state.job) if ended is None else ended.usage.unpinned_tokens)
+
+    async def _hear_rest(self, state: Progression, stream: StepStream) -> None:
+        """They are in the worker's blocks, which belong to the session; so are those that were heard of a rest that breaks off."""
+        try:
+            await self._rest(state, stream)
+        finally:
+            stream.close()
+        self.on_rest(state.job, state.output)
+
+    async def _rest(self, state: Progression, stream: StepStream) -> Ended | None:
+        """The few tokens more that a worker says before it hears of the end, and what it says of that; None: it breaks off."""
+        ended: Ended | None = None
         try:
             async with asyncio.timeout(self._settings.rest_timeout_s):
                 async for item in stream:
                     if isinstance(item, Delta):
                         state.accept(item)
                     elif isinstance(item, Ended):
-                        unpinned = item.usage.unpinned_tokens
+                        ended = item
         except (TimeoutError, StreamLost, StreamOverflow, GapInOutput):
             self._rests_cut.inc()
-        if state.job.session is not None:
-            self.on_rest(state.job, state.output)
-        return Finished("cancelled", None, unpinned)
-
-    async def _hear_rest(self, state: Progression, stream: StepStream) -> None:
-        """A worker says a few tokens more before it hears of the end. They are in its blocks, which belong to the session; so are
-        those that were heard of a rest that breaks off."""
-        try:
-            async with asyncio.timeout(self._settings.rest_timeout_s):
-                async for item in stream:
-                    if isinstance(item, Delta):
-                        state.accept(item)
-        except (TimeoutError, StreamLost, StreamOverflow, GapInOutput):
-            self._rests_cut.inc()
-        finally:
-            stream.close()
-        self.on_rest(state.job, state.output)
+        return ended
 
     async def _cancel(self, worker_id: str, message: Cancel) -> None:
         with suppress(RequestFailed):  # a worker that is gone needs no cancelling

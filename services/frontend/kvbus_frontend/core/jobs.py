@@ -1,9 +1,8 @@
 """Jobs of the choices of one request: the same but for prompt, id and seed."""
 
-from collections.abc import Collection
-
 import msgspec
 
+from kvbus_frontend.core.catalog import Offer
 from kvbus_frontend.core.dispatch import Job
 from kvbus_frontend.core.prompt import Prompt
 from kvbus_frontend.core.sampling import hints_of, mock_of, salt_of, sampling_of, session_of, stopping_of
@@ -75,13 +74,13 @@ class JobTemplate:
         )
 
 
-def check_pins(nvext: NvExt, workers: Collection[str]) -> None:
+def check_pins(nvext: NvExt, offer: Offer) -> None:
     """Raise InvalidRequest for a number that no worker of the model has as its name (Dynamo numbers its instances), and for one
     that is to compute the prompt and is not there. Other names are the router's to judge: their worker may come back."""
     for field in ("prefill_worker_id", "decode_worker_id", "backend_instance_id"):
         given = getattr(nvext, field)
         judged = isinstance(given, int) or (field == "prefill_worker_id" and given)
-        if given is not None and judged and str(given) not in workers:
+        if given is not None and judged and str(given) not in (workers := (*offer.workers, *offer.others)):
             raise InvalidRequest(
                 f"'nvext.{field}': there is no worker {str(given)!r} of this model; there are {', '.join(sorted(workers))}.",
                 param=f"nvext.{field}",

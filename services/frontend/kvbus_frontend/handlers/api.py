@@ -207,7 +207,7 @@ class Api:
     ) -> JobTemplate:
         """``client``: the name of the API key; ``input_trigger``: what the request answers. Raise ApiError."""
         if request.nvext is not None:
-            check_pins(request.nvext, (*model.offer.workers, *model.offer.others))
+            check_pins(request.nvext, model.offer)
         return JobTemplate(
             request,
             model.text.generation,

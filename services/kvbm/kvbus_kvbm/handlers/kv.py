@@ -62,7 +62,6 @@ class _Listing(NamedTuple):
     model: str
     tier: str
     entries: list[_Entry]
-    taken_s: float
 
 
 class KvRequests:
@@ -102,6 +101,7 @@ class KvRequests:
         # One piece at a time: scrubbing must not take the tiers from those who serve requests.
         self._scrubbing = asyncio.Lock()
         self._listing: _Listing | None = None
+        self._listing_ends: asyncio.TimerHandle | None = None
 
     async def handle(self, request: KvRequest) -> Message:
         """Raise KvbmError."""
@@ -234,7 +234,7 @@ class KvRequests:
                 freed += pool.pool.drop_blocks(request.keys, self._clock())
                 self._changed(pool)
         else:
-            for spec in self._specs_below(request.model, request.tier):
+            for spec in self._specs(request.model, request.tier):
                 freed += await self._edge(request.tier).tier.drop(spec, keys)
         return DroppedBlocks(blocks={request.tier: freed})
 
@@ -266,18 +266,21 @@ class KvRequests:
             raise InvalidRequest("limit must be at least 1")
         listing = self._listing
         is_same = listing is not None and (listing.model, listing.tier) == (model, tier)
-        if listing is None or not after or not is_same or listing.taken_s + _LISTING_S < self._clock():
+        if listing is None or not after or not is_same:
             entries = [(key, spec) for spec in self._specs(model, tier) for key in self._keys_in(tier, spec)]
-            listing = _Listing(model, tier, sorted(entries, key=_key_of), self._clock())
-            asyncio.get_running_loop().call_later(_LISTING_S, self._forget, listing)
+            self._forget_listing()
+            self._listing = listing = _Listing(model, tier, sorted(entries, key=_key_of))
+            self._listing_ends = asyncio.get_running_loop().call_later(_LISTING_S, self._forget_listing)
         page, after = page_of(listing.entries, after, limit)
-        self._listing = listing if after else None
+        if not after:
+            self._forget_listing()
         return [(spec, meta) for key, spec in page if (meta := self._find(tier, spec, key)) is not None], after
 
-    def _forget(self, listing: _Listing) -> None:
-        """Nobody may ask for the rest of it: it holds as much as the tier has blocks."""
-        if self._listing is listing:
-            self._listing = None
+    def _forget_listing(self) -> None:
+        """It holds as much as the tier has blocks, and nobody may ask for the rest of it."""
+        if self._listing_ends is not None:
+            self._listing_ends.cancel()
+        self._listing = self._listing_ends = None
 
     def _specs(self, model: str, tier: str) -> list[PoolSpec]:
         """Raise InvalidRequest for a tier that there is not."""
@@ -285,10 +288,6 @@ class KvRequests:
             return [pool.spec for pool in self._pools.of_model(model)]
         self._edge(tier)
         return [spec for spec, _ in self._tiers.specs(tier) if spec.model == model]
-
-    def _specs_below(self, model: str, tier: str) -> list[PoolSpec]:
-        """Raise InvalidRequest for a tier that there is not."""
-        return [spec for spec, _ in self._tiers.specs(self._edge(tier).tier.name) if spec.model == model]
 
     def _keys_in(self, tier: str, spec: PoolSpec) -> Iterable[bytes]:
         if tier != TIER:
